@@ -1,0 +1,175 @@
+// Package catalog knows the models: their names and aliases, and the endpoints
+// that serve each. It belongs to one config and is replaced with it.
+package catalog
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/llmgw/llmgw/modules/internal/fleet"
+)
+
+// TLS is how to speak to an https endpoint. It is comparable, so that
+// endpoints with the same settings can share connections.
+type TLS struct {
+	// CAFile is a PEM file of the authorities to trust; "" means the system's.
+	CAFile string
+	// ServerName is the name that the certificate must hold; "" means the
+	// endpoint's host.
+	ServerName string
+	// InsecureSkipVerify accepts any certificate.
+	InsecureSkipVerify bool
+}
+
+// Endpoint is one replica as one model's config sees it. Immutable.
+type Endpoint struct {
+	// Replica holds the live facts.
+	Replica *fleet.Replica
+	// Pool names the unit of placement, Priority orders the pools (the highest
+	// is filled first), Weight scales the load (1 is normal).
+	Pool     string
+	Priority int
+	Weight   float64
+	// ServedModel is the name that the engine knows the model by; "" is the
+	// model's own name.
+	ServedModel string
+	// Engine is vllm, sglang or llamacpp; "" is told from its metrics.
+	Engine string
+	// APIKey is sent to the engine as a bearer token; "" sends none.
+	APIKey string
+	// Metrics overrides metric names: field (waiting, running, kv_usage) to
+	// name.
+	Metrics map[string]string
+	// TLS applies to https URLs.
+	TLS TLS
+}
+
+// Served returns the name to ask this endpoint for.
+func (e *Endpoint) Served(m *Model) string {
+	if e.ServedModel != "" {
+		return e.ServedModel
+	}
+	return m.Name
+}
+
+// Model is a logical model. Immutable but for its sequence.
+type Model struct {
+	// Name is the logical name, Aliases are other names for it.
+	Name    string
+	Aliases []string
+	// Profile names its routing profile; "" is the default one.
+	Profile string
+	// SessionHeader names the request header that identifies a session, and
+	// SessionLoad bounds how far above the mean load sessions may push a
+	// replica; a SessionLoad of 0 turns session affinity off.
+	SessionHeader string
+	SessionLoad   float64
+	// TargetWaiting and KVCeiling are what fills a replica.
+	TargetWaiting, KVCeiling float64
+	// Endpoints serve it.
+	Endpoints []*Endpoint
+
+	sequence *atomic.Uint64
+}
+
+// Next returns a number that rises by one with each call for this model.
+func (m *Model) Next() uint64 { return m.sequence.Add(1) - 1 }
+
+// Upcoming returns the number that Next would return, without taking it.
+func (m *Model) Upcoming() uint64 { return m.sequence.Load() }
+
+// Catalog resolves names to models. Safe for concurrent use.
+type Catalog struct {
+	static []*Model
+	// learning endpoints serve what their /v1/models lists.
+	learning []*Endpoint
+	defaults Model
+
+	mu   sync.Mutex // one Relearn at a time
+	view atomic.Pointer[view]
+}
+
+type view struct {
+	byName map[string]*Model
+	sorted []*Model
+}
+
+// New returns a catalog of the given models, and of those that the learning
+// endpoints list. defaults holds the settings of learned models. It reports
+// names that are used twice.
+func New(models []*Model, learning []*Endpoint, defaults Model) (*Catalog, error) {
+	seen := make(map[string]string)
+	for _, m := range models {
+		for _, name := range append([]string{m.Name}, m.Aliases...) {
+			if other, ok := seen[name]; ok {
+				return nil, fmt.Errorf("model %q: the name or alias %q is taken by model %q", m.Name, name, other)
+			}
+			seen[name] = m.Name
+		}
+		m.sequence = new(atomic.Uint64)
+	}
+	c := &Catalog{static: models, learning: learning, defaults: defaults}
+	c.Relearn()
+	return c, nil
+}
+
+// Relearn brings the catalog up to date with what the learning endpoints list
+// now. Call it when that changed.
+func (c *Catalog) Relearn() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	old := c.view.Load()
+	v := &view{byName: make(map[string]*Model)}
+	for _, m := range c.static {
+		own := *m
+		own.Endpoints = slices.Clone(m.Endpoints)
+		for _, name := range append([]string{m.Name}, m.Aliases...) {
+			v.byName[name] = &own
+		}
+		v.sorted = append(v.sorted, &own)
+	}
+	for _, e := range c.learning {
+		names, _ := e.Replica.Models()
+		for _, name := range names {
+			m := v.byName[name]
+			if m == nil {
+				m = c.learned(name, old)
+				v.byName[name] = m
+				v.sorted = append(v.sorted, m)
+			}
+			joined := *e
+			joined.ServedModel = name
+			m.Endpoints = append(m.Endpoints, &joined)
+		}
+	}
+	slices.SortFunc(v.sorted, func(a, b *Model) int { return strings.Compare(a.Name, b.Name) })
+	c.view.Store(v)
+}
+
+// learned returns a model of the given name that no config declares. It keeps
+// the sequence of the one before.
+func (c *Catalog) learned(name string, old *view) *Model {
+	m := c.defaults
+	m.Name, m.Aliases, m.Endpoints = name, nil, nil
+	m.sequence = new(atomic.Uint64)
+	if old != nil && old.byName[name] != nil {
+		m.sequence = old.byName[name].sequence
+	}
+	return &m
+}
+
+// Resolve returns the model of the given name or alias, or nil.
+func (c *Catalog) Resolve(name string) *Model { return c.view.Load().byName[name] }
+
+// Models returns all models, sorted by name.
+func (c *Catalog) Models() []*Model { return c.view.Load().sorted }
+
+// Names returns all names and aliases, sorted.
+func (c *Catalog) Names() []string { return slices.Sorted(maps.Keys(c.view.Load().byName)) }
+
+// Learning returns the endpoints whose models are learned.
+func (c *Catalog) Learning() []*Endpoint { return c.learning }

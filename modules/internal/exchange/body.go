@@ -1,0 +1,248 @@
+package exchange
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strconv"
+
+	"github.com/llmgw/llmgw/modules/internal/openai"
+)
+
+// firstBuffer is what is set aside for a body before more of it than that has
+// come: a client that only announces a large body must not hold memory.
+const firstBuffer = 64 << 10
+
+// Read reads and scans the request's body, once; further calls return what the
+// first one did. It takes r's body away, since the exchange sends its own
+// bytes from here on. Of a client that has shown no right to be served it reads
+// nothing.
+func (x *Exchange) Read(r *http.Request) error {
+	if x.read {
+		return x.readErr
+	}
+	x.read = true
+	x.readErr = x.Admitted()
+	if x.readErr == nil {
+		x.readErr = x.readOnce(r)
+	}
+	if x.readErr != nil {
+		x.Fail(x.readErr)
+	}
+	return x.readErr
+}
+
+// Admitted fails with [ErrDenied] unless the client has a key or needs none. It
+// takes away what the client asked for and may not.
+func (x *Exchange) Admitted() error {
+	if x.Key == nil && !x.Anonymous {
+		return Fail(ErrDenied, "no API key was given: send one as `Authorization: Bearer KEY`"+
+			" (without any key configured, llmgw serves loopback clients only, unless `llm` says `open`)")
+	}
+	all := x.Options.DebugHeaders
+	if x.Key != nil {
+		all = x.Key.Debug
+	}
+	if !all {
+		x.Wishes.Replica = ""
+	}
+	if name := x.Wishes.Profile; name != "" {
+		if !all && (x.Key == nil || !slices.Contains(x.Key.Profiles, name)) {
+			x.Wishes.Profile = ""
+		} else if x.rt.Profiles[name] == nil {
+			return Fail(ErrRequest, "there is no routing profile %q", clip(name, 64))
+		}
+	}
+	return nil
+}
+
+func (x *Exchange) readOnce(r *http.Request) error {
+	if x.Route.Kind == KindUpgrade {
+		return x.readQuery(r)
+	}
+	if e := r.Header.Get("Content-Encoding"); e != "" && e != "identity" {
+		return Fail(ErrRequest, "Content-Encoding %q is not supported: send the body as it is", clip(e, 32))
+	}
+	begin := x.rt.Now()
+	body, err := x.readBody(r)
+	x.readTime = x.rt.Now().Sub(begin)
+	if err != nil {
+		return err
+	}
+	x.body = body
+	r.Body, r.ContentLength = http.NoBody, 0
+	if x.Route.Kind == KindForm {
+		x.Fields, err = openai.ScanMultipart(body, r.Header.Get("Content-Type"))
+	} else {
+		x.Fields, err = openai.Scan(body)
+	}
+	if err != nil {
+		return err
+	}
+	x.Requested = x.Fields.Model
+	x.injects = x.Options.InjectUsage && x.Route.Usage && x.Fields.CanInjectUsage(body)
+	return nil
+}
+
+// readQuery takes the model of a request without a body.
+func (x *Exchange) readQuery(r *http.Request) error {
+	models := r.URL.Query()["model"]
+	switch {
+	case len(models) == 0 || models[0] == "":
+		return Fail(ErrRequest, "you must provide a model in the query: ?model=NAME")
+	case len(models) > 1:
+		return Fail(ErrRequest, "the query names more than one model")
+	}
+	x.Requested = models[0]
+	return nil
+}
+
+// readBody reads the body into one slice. Its memory is at most twice the
+// body's size while it grows, and its size in the end.
+func (x *Exchange) readBody(r *http.Request) ([]byte, error) {
+	limit := x.Options.BodyLimit
+	if r.ContentLength > limit {
+		return nil, x.tooLarge()
+	}
+	if r.Body == nil {
+		return nil, nil
+	}
+	size := int64(firstBuffer)
+	if r.ContentLength >= 0 {
+		size = min(size, r.ContentLength)
+	}
+	if size == 0 {
+		return nil, nil
+	}
+	if err := x.hold(size); err != nil {
+		return nil, err
+	}
+	buf := make([]byte, 0, size)
+	for {
+		n, err := r.Body.Read(buf[len(buf):cap(buf)])
+		buf = buf[:len(buf)+n]
+		if err == io.EOF {
+			return buf, nil
+		}
+		if err != nil {
+			return nil, x.readError(r, err)
+		}
+		if len(buf) < cap(buf) {
+			continue
+		}
+		if int64(len(buf)) == r.ContentLength {
+			return buf, nil
+		}
+		if int64(len(buf)) > limit {
+			return nil, x.tooLarge()
+		}
+		next := int64(2 * cap(buf))
+		if r.ContentLength >= 0 {
+			next = min(next, r.ContentLength)
+		}
+		// One byte above the limit tells a body that is over it.
+		next = min(next, limit+1)
+		if err := x.hold(next - int64(cap(buf))); err != nil {
+			return nil, err
+		}
+		grown := make([]byte, len(buf), next)
+		copy(grown, buf)
+		buf = grown
+	}
+}
+
+func (x *Exchange) hold(n int64) error {
+	if !x.rt.Budget.Take(n) {
+		return Fail(ErrBusy, "the gateway holds as many request bodies as it may: try again in a moment")
+	}
+	x.held += n
+	return nil
+}
+
+func (x *Exchange) tooLarge() error {
+	return Fail(ErrTooLarge, "the request body is larger than the limit of %s", sizeText(x.Options.BodyLimit))
+}
+
+func (x *Exchange) readError(r *http.Request, err error) error {
+	if r.Context().Err() != nil {
+		return r.Context().Err()
+	}
+	if tooBig, ok := errors.AsType[*http.MaxBytesError](err); ok {
+		return Fail(ErrTooLarge, "the request body is larger than the limit of %s", sizeText(tooBig.Limit))
+	}
+	return Fail(ErrRequest, "the request body could not be read: it ended early or came too slowly")
+}
+
+// sizeText writes a number of bytes with the largest binary unit that divides
+// it.
+func sizeText(n int64) string {
+	units := []string{"B", "KiB", "MiB", "GiB"}
+	i := 0
+	for n >= 1024 && n%1024 == 0 && i < len(units)-1 {
+		n /= 1024
+		i++
+	}
+	return strconv.FormatInt(n, 10) + " " + units[i]
+}
+
+// Direct turns an outgoing request into the one for the current endpoint: its
+// URL, its body with the served model's name spliced in, and its headers.
+func (x *Exchange) Direct(r *http.Request) error {
+	e := x.Endpoint()
+	u := e.Replica.URL
+	r.URL.Scheme, r.Host = u.Scheme, u.Host
+	r.URL.Path, r.URL.RawPath = u.Path+x.Route.Path, ""
+	x.Authorize(r.Header)
+	if x.Route.Kind == KindUpgrade {
+		q := r.URL.Query()
+		q.Set("model", e.Served(x.Model))
+		r.URL.RawQuery = q.Encode()
+		return nil
+	}
+	var room [openai.MaxEdits]openai.Edit
+	edits := x.Fields.Edits(room[:0], x.body, openai.Rewrite{
+		Model:       e.Served(x.Model),
+		InjectUsage: x.injects,
+	})
+	spliced, err := openai.Splice(x.body, edits)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrInternal, err)
+	}
+	r.Body = io.NopCloser(spliced.NewReader())
+	r.ContentLength = spliced.Len()
+	// Go keeps the client's Content-Length in the header map and sends its own
+	// from the field: two of them make strict engines refuse the request.
+	delete(r.Header, "Content-Length")
+	return nil
+}
+
+// InjectsUsage reports whether the engine is asked for a usage chunk that the
+// client did not ask for, and must not see.
+func (x *Exchange) InjectsUsage() bool { return x.injects }
+
+// credentials are the request headers that may hold a client's key.
+var credentials = []string{"Authorization", "X-Api-Key", "Api-Key", "Cookie", "Proxy-Authorization"}
+
+// StripCredentials removes from h whatever may hold the client's key: it is
+// for the gateway, and no engine's business.
+func StripCredentials(h http.Header) {
+	for _, name := range credentials {
+		delete(h, name)
+	}
+}
+
+// Authorize gives an outgoing request the engine's credential instead of the
+// client's, and what else engines are to see.
+func (x *Exchange) Authorize(h http.Header) {
+	StripCredentials(h)
+	StripWishes(h)
+	if e := x.Endpoint(); e != nil && e.APIKey != "" {
+		h["Authorization"] = []string{"Bearer " + e.APIKey}
+	}
+	h["X-Request-Id"] = []string{x.ID}
+	// A compressed stream could neither be read for usage nor be flushed event
+	// by event.
+	delete(h, "Accept-Encoding")
+}

@@ -1,0 +1,102 @@
+package exchange
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/llmgw/llmgw/modules/internal/openai"
+)
+
+// The classes of failure: what kind of thing went wrong, for errors.Is, for
+// metrics and for the status that a client gets. Causes are wrapped in them.
+var (
+	// ErrRequest is a request that cannot be served as it is.
+	ErrRequest = errors.New("bad request")
+	// ErrModel is a model that does not exist, or not for this client.
+	ErrModel = errors.New("model not found")
+	// ErrTooLarge is a body over the limit.
+	ErrTooLarge = errors.New("body too large")
+	// ErrBusy is a gateway that holds as many bodies as it may.
+	ErrBusy = errors.New("too many bodies in flight")
+	// ErrUnavailable is a model without a replica that may be used now.
+	ErrUnavailable = errors.New("no replica available")
+	// ErrReplica is a replica that could not be reached or did not answer.
+	ErrReplica = errors.New("replica failed")
+	// ErrDenied is a client without a valid key.
+	ErrDenied = errors.New("not authenticated")
+	// ErrPath and ErrMethod are requests to no endpoint.
+	ErrPath   = errors.New("unknown path")
+	ErrMethod = errors.New("wrong method")
+	// ErrUpgrade is a protocol switch that is not supported.
+	ErrUpgrade = errors.New("upgrade not supported")
+	// ErrInternal is a fault of the gateway's own.
+	ErrInternal = errors.New("internal error")
+)
+
+// retryUnavailable is what a client is told to wait when no replica is
+// available.
+const retryUnavailable = 5 * time.Second
+
+// classes maps each class to what a client gets. It is the one place that does.
+var classes = []struct {
+	class  error
+	label  string
+	status int
+	param  string
+	code   string
+	retry  time.Duration
+}{
+	{ErrRequest, "bad_request", http.StatusBadRequest, "", "", 0},
+	{ErrModel, "model_not_found", http.StatusNotFound, "model", "model_not_found", 0},
+	{ErrTooLarge, "too_large", http.StatusRequestEntityTooLarge, "", "request_too_large", 0},
+	{ErrBusy, "busy", http.StatusServiceUnavailable, "", "gateway_busy", time.Second},
+	{ErrUnavailable, "no_replica", http.StatusServiceUnavailable, "", "no_replica_available", retryUnavailable},
+	{ErrReplica, "replica_failed", http.StatusBadGateway, "", "replica_failed", time.Second},
+	{ErrDenied, "denied", http.StatusUnauthorized, "", "invalid_api_key", 0},
+	{ErrPath, "unknown_path", http.StatusNotFound, "", "unknown_path", 0},
+	{ErrMethod, "wrong_method", http.StatusMethodNotAllowed, "", "method_not_allowed", 0},
+	{ErrUpgrade, "upgrade", http.StatusNotImplemented, "", "upgrade_not_supported", 0},
+	{ErrInternal, "internal", http.StatusInternalServerError, "", "internal_error", 0},
+}
+
+// Fail returns an error of the class with a message for the client.
+func Fail(class error, format string, args ...any) error {
+	return fmt.Errorf("%w: %w", class, clientError{fmt.Errorf(format, args...)})
+}
+
+// clientError is the part of a failure that its client may read.
+type clientError struct{ error }
+
+// Answer returns what a client is told of a failure. An error without a class
+// is internal, and its text stays inside.
+func Answer(err error) *openai.Error {
+	if e, ok := errors.AsType[*openai.Error](err); ok {
+		return e
+	}
+	for _, c := range classes {
+		if !errors.Is(err, c.class) {
+			continue
+		}
+		message := c.class.Error()
+		if ce, ok := errors.AsType[clientError](err); ok {
+			message = ce.Error()
+		}
+		return openai.NewError(c.status, c.param, c.code, message).WithRetryAfter(c.retry)
+	}
+	return openai.NewError(http.StatusInternalServerError, "", "internal_error", "the gateway failed to handle the request")
+}
+
+// Label returns the class of a failure as a metric label.
+func Label(err error) string {
+	for _, c := range classes {
+		if errors.Is(err, c.class) {
+			return c.label
+		}
+	}
+	if e, ok := errors.AsType[*openai.Error](err); ok && e.Status < http.StatusInternalServerError {
+		return "bad_request"
+	}
+	return "internal"
+}

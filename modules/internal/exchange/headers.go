@@ -1,0 +1,100 @@
+package exchange
+
+import (
+	"encoding/hex"
+	"math/rand/v2"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// The request headers that a client may set; all others that begin with
+// x-llmgw- are removed, however they are spelt.
+const (
+	HeaderReplica  = "X-Llmgw-Replica"
+	HeaderProfile  = "X-Llmgw-Profile"
+	HeaderDeadline = "X-Llmgw-Deadline-Ms"
+)
+
+// maxWish bounds the value of a header that is kept.
+const maxWish = 256
+
+// TakeWishes reads the headers that a client may set and removes all that
+// begin with x-llmgw-, so that nobody behind can mistake them for the
+// gateway's own. A header that came twice is ignored: which one counts is not
+// for us to guess. It refuses a deadline that is not a number of milliseconds.
+func TakeWishes(h http.Header) (Wishes, error) {
+	one := func(name string) string {
+		if v := h[name]; len(v) == 1 && len(v[0]) <= maxWish {
+			return v[0]
+		}
+		return ""
+	}
+	w := Wishes{Replica: one(HeaderReplica), Profile: one(HeaderProfile)}
+	deadline := one(HeaderDeadline)
+	StripWishes(h)
+	if deadline != "" {
+		ms, err := strconv.ParseInt(deadline, 10, 32)
+		if err != nil || ms <= 0 {
+			return w, Fail(ErrRequest, "%s must be a whole number of milliseconds above 0", strings.ToLower(HeaderDeadline))
+		}
+		w.Deadline = time.Duration(ms) * time.Millisecond
+	}
+	return w, nil
+}
+
+// StripWishes removes all headers that begin with x-llmgw-, also where an
+// underscore stands for the hyphen: many servers behind take one for the other.
+func StripWishes(h http.Header) {
+	const prefix = "x-llmgw-"
+	for name := range h {
+		if len(name) < len(prefix) || name[0] != 'X' && name[0] != 'x' {
+			continue
+		}
+		if strings.ToLower(strings.ReplaceAll(name[:len(prefix)], "_", "-")) == prefix {
+			delete(h, name)
+		}
+	}
+}
+
+// NewID returns a new request id: unique, not secret.
+func NewID() string {
+	var b [12]byte
+	hi, lo := rand.Uint64(), rand.Uint32()
+	for i := range 8 {
+		b[i] = byte(hi >> (8 * i))
+	}
+	for i := range 4 {
+		b[8+i] = byte(lo >> (8 * i))
+	}
+	const prefix = "req_"
+	var id [len(prefix) + 2*len(b)]byte
+	copy(id[:], prefix)
+	hex.Encode(id[len(prefix):], b[:])
+	return string(id[:])
+}
+
+// CleanID returns a client's own request id if it is fit for logs and headers:
+// up to 128 letters, digits, and `-_.:`. Otherwise it returns "".
+func CleanID(id string) string {
+	if len(id) > 128 {
+		return ""
+	}
+	for i := range len(id) {
+		c := id[i]
+		letter := c|0x20 >= 'a' && c|0x20 <= 'z'
+		if !letter && (c < '0' || c > '9') && !strings.ContainsRune("-_.:", rune(c)) {
+			return ""
+		}
+	}
+	return id
+}
+
+// clip shortens a client's text for a message.
+func clip(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	return s[:n] + "…"
+}

@@ -1,0 +1,210 @@
+package exchange
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+
+	"github.com/cespare/xxhash/v2"
+
+	"github.com/llmgw/llmgw/modules/internal/catalog"
+	"github.com/llmgw/llmgw/modules/internal/fleet"
+	"github.com/llmgw/llmgw/modules/internal/openai"
+	"github.com/llmgw/llmgw/modules/internal/pipeline"
+	"github.com/llmgw/llmgw/modules/schedule"
+)
+
+// defaultOutput is the number of output tokens that is expected of a request
+// that sets no limit.
+const defaultOutput = 256
+
+// Resolve finds the model that was asked for. A model that the client's key
+// may not use is answered like one that does not exist, so that keys cannot be
+// used to find out what there is.
+func (x *Exchange) Resolve() error {
+	if x.Model != nil {
+		return nil
+	}
+	m := x.rt.Catalog.Resolve(x.Requested)
+	if m == nil || !x.Key.MayUse(append([]string{m.Name}, m.Aliases...)...) {
+		err := Fail(ErrModel, "the model `%s` does not exist or you do not have access to it", clip(x.Requested, 128))
+		x.Fail(err)
+		return err
+	}
+	x.Model = m
+	return nil
+}
+
+// Pick decides where the request goes and counts it there. Called again, it
+// gives the last replica back and decides among the others. It fails with
+// [ErrUnavailable] if there is none, or with the cause of the last attempt if
+// there was one.
+func (x *Exchange) Pick() (*catalog.Endpoint, error) {
+	e, err := x.pick()
+	if x.rt.Picked != nil {
+		failure := ""
+		if err != nil {
+			failure = Label(err)
+		}
+		x.rt.Picked(x, failure)
+	}
+	return e, err
+}
+
+func (x *Exchange) pick() (*catalog.Endpoint, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.ended {
+		return nil, ErrInternal
+	}
+	if x.endpoint != nil {
+		x.tried = append(x.tried, x.endpoint.Replica)
+		x.slot.Release()
+		x.endpoint = nil
+	}
+	if x.attempts > x.rt.Retries {
+		return nil, x.err
+	}
+	d := pipeline.NewDecision()
+	defer d.Free()
+	req := x.rt.request(x.Model, x.Model.Next(), x.session(), x.Fields.PromptBytes, OutputTokens(&x.Fields))
+	profile := x.profile()
+	for {
+		x.rt.snapshot(d, x.Model, &req, x.tried)
+		if !x.pinned(d) && !d.Decide(profile, &req) {
+			if x.err == nil {
+				x.err = unavailable(x.Model, d)
+			}
+			return nil, x.err
+		}
+		e := x.Model.Endpoints[d.Pick]
+		tokens := int64(req.PromptTokens + req.OutputTokens)
+		// Each conflict means that another request got through, so this ends.
+		slot, ok := e.Replica.Take(d.Candidates[d.Pick].Inflight, tokens)
+		if !ok {
+			req.Random = rand.Uint64()
+			continue
+		}
+		x.slot, x.endpoint, x.pool = slot, e, e.Pool
+		x.attempts++
+		x.err = nil
+		return e, nil
+	}
+}
+
+// pinned takes the replica that the client asked for, if it is ready.
+func (x *Exchange) pinned(d *pipeline.Decision) bool {
+	if x.Wishes.Replica == "" {
+		return false
+	}
+	for i := range d.Candidates {
+		c := &d.Candidates[i]
+		if c.ID == x.Wishes.Replica && c.State == schedule.Ready && !c.Tried {
+			d.Pick = i
+			return true
+		}
+	}
+	return false
+}
+
+// profile is the routing profile: the client's wish, else the key's, else the
+// model's, else the default.
+func (x *Exchange) profile() *pipeline.Profile {
+	for _, name := range []string{x.Wishes.Profile, x.keyProfile(), x.Model.Profile} {
+		if name != "" {
+			return x.rt.profile(name)
+		}
+	}
+	return x.rt.profile("")
+}
+
+func (x *Exchange) keyProfile() string {
+	if x.Key == nil {
+		return ""
+	}
+	return x.Key.Profile
+}
+
+// session is what identifies the conversation: a header, else OpenAI's user.
+func (x *Exchange) session() string {
+	if x.Model.SessionLoad == 0 {
+		return ""
+	}
+	if v := x.header[x.Model.SessionHeader]; len(v) > 0 && v[0] != "" {
+		return v[0]
+	}
+	return x.Fields.User
+}
+
+// OutputTokens estimates the output of a request: what it allows, for all of
+// its choices, or a typical length if it sets no limit.
+func OutputTokens(f *openai.Fields) int {
+	n := int64(defaultOutput)
+	if f.HasMaxTokens {
+		n = f.MaxTokens
+	}
+	if f.HasN && f.N > 1 {
+		n *= min(f.N, 1024)
+	}
+	return int(min(n, 1<<24))
+}
+
+// request builds what the scheduler knows of a request for a model.
+func (rt *Runtime) request(m *catalog.Model, sequence uint64, session string, promptBytes, output int) schedule.Request {
+	req := schedule.Request{
+		Model: m.Name, SessionLoad: m.SessionLoad,
+		// Four bytes a token is the usual estimate for English text.
+		PromptTokens: promptBytes / 4, OutputTokens: output,
+		TargetWaiting: m.TargetWaiting, KVCeiling: m.KVCeiling,
+		Now: rt.Now(), Random: rand.Uint64(), Sequence: sequence,
+	}
+	if session != "" {
+		req.Session, req.HasSession = xxhash.Sum64String(session), true
+	}
+	return req
+}
+
+// snapshot fills the decision's candidates.
+func (rt *Runtime) snapshot(d *pipeline.Decision, m *catalog.Model, req *schedule.Request, tried []*fleet.Replica) {
+	if cap(d.Candidates) < len(m.Endpoints) {
+		d.Candidates = make([]schedule.Replica, len(m.Endpoints))
+	}
+	d.Candidates = d.Candidates[:len(m.Endpoints)]
+	for i, e := range m.Endpoints {
+		c := &d.Candidates[i]
+		e.Replica.Fill(c, req.Now)
+		c.Pool, c.Priority, c.Weight = e.Pool, e.Priority, e.Weight
+		c.Tried = slices.Contains(tried, e.Replica)
+	}
+}
+
+// Explain decides as for a request, without counting it anywhere, and returns
+// the reasons. profile "" is the model's.
+func (rt *Runtime) Explain(m *catalog.Model, profile, session string, promptBytes, output int) pipeline.Explanation {
+	if profile == "" {
+		profile = m.Profile
+	}
+	p := rt.profile(profile)
+	d := pipeline.NewDecision()
+	defer d.Free()
+	req := rt.request(m, m.Upcoming(), session, promptBytes, output)
+	rt.snapshot(d, m, &req, nil)
+	d.Decide(p, &req)
+	return d.Explain(p)
+}
+
+// unavailable says why no replica of the model may be used, without naming
+// any.
+func unavailable(m *catalog.Model, d *pipeline.Decision) error {
+	reasons := d.Reasons()
+	if len(reasons) == 0 {
+		return Fail(ErrUnavailable, "the model `%s` has no replica", m.Name)
+	}
+	var parts []string
+	for _, reason := range slices.Sorted(maps.Keys(reasons)) {
+		parts = append(parts, fmt.Sprintf("%d %s", reasons[reason], strings.ReplaceAll(reason, "_", " ")))
+	}
+	return Fail(ErrUnavailable, "no replica of the model `%s` is available now: %s", m.Name, strings.Join(parts, ", "))
+}

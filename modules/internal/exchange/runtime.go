@@ -1,0 +1,64 @@
+package exchange
+
+import (
+	"sync/atomic"
+	"time"
+
+	"github.com/llmgw/llmgw/modules/internal/catalog"
+	"github.com/llmgw/llmgw/modules/internal/pipeline"
+)
+
+// Runtime is what all exchanges of one config share. Immutable, but for the
+// counters behind its pointers, which outlive the config.
+type Runtime struct {
+	// Catalog resolves models.
+	Catalog *catalog.Catalog
+	// Profiles are the routing profiles by name; DefaultProfile is the one of
+	// models and keys that name none.
+	Profiles       map[string]*pipeline.Profile
+	DefaultProfile string
+	// Retries is how many further replicas a request may be sent to.
+	Retries int
+	// Budget bounds the bytes of all request bodies in flight.
+	Budget *Budget
+	// Opened and Ended, unless nil, are called once per exchange, at its two
+	// ends, in the request's goroutine. Picked is called after each decision,
+	// with "" or the class of its failure.
+	Opened func()
+	Ended  func(*Exchange)
+	Picked func(x *Exchange, failure string)
+	// Now is the clock.
+	Now func() time.Time
+}
+
+// profile returns the profile of the given name, or the default one.
+func (rt *Runtime) profile(name string) *pipeline.Profile {
+	if p := rt.Profiles[name]; p != nil {
+		return p
+	}
+	return rt.Profiles[rt.DefaultProfile]
+}
+
+// Budget counts bytes that are held against a limit. Safe for concurrent use.
+type Budget struct {
+	limit int64
+	used  atomic.Int64
+}
+
+// NewBudget returns a budget of so many bytes.
+func NewBudget(limit int64) *Budget { return &Budget{limit: limit} }
+
+// Take holds n bytes, or returns false and holds none.
+func (b *Budget) Take(n int64) bool {
+	if b.used.Add(n) > b.limit {
+		b.used.Add(-n)
+		return false
+	}
+	return true
+}
+
+// Give gives n bytes back.
+func (b *Budget) Give(n int64) { b.used.Add(-n) }
+
+// Used returns the bytes that are held now.
+func (b *Budget) Used() int64 { return b.used.Load() }

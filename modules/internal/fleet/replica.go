@@ -1,0 +1,260 @@
+package fleet
+
+import (
+	"math"
+	"net/url"
+	"sync/atomic"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+
+	"github.com/llmgw/llmgw/modules/schedule"
+)
+
+// StatsMaxAge is how old scraped values may be and still count. Older ones are
+// unknown, and own counts decide.
+const StatsMaxAge = 5 * time.Second
+
+// Replica is one live replica. Safe for concurrent use.
+type Replica struct {
+	// ID is host:port, with the scheme and path in front and behind where they
+	// are not plain http and empty.
+	ID string
+	// URL is the base URL of its API.
+	URL *url.URL
+
+	// Health says whether it can be reached.
+	Health Health
+
+	now      func() time.Time
+	hash     uint64
+	inflight atomic.Int64
+	pending  atomic.Int64
+	// batch is the high-water mark of running, the learned batch capacity.
+	batch    atomic.Int64
+	draining atomic.Bool
+	stats    atomic.Pointer[Stats]
+	models   atomic.Pointer[[]string]
+	drain    drainRate
+}
+
+func newReplica(base *url.URL, now func() time.Time) *Replica {
+	id := base.Host + base.Path
+	if base.Scheme != "http" {
+		id = base.Scheme + "://" + id
+	}
+	r := &Replica{ID: id, URL: base, hash: xxhash.Sum64String(id), now: now}
+	r.Health.now = now
+	return r
+}
+
+// Stats is what an engine said of itself in one scrape. A set of Stats is
+// immutable once it is stored.
+type Stats struct {
+	// At is when the scrape ended; zero if there never was one.
+	At time.Time
+	// Waiting and Running are requests, summed over data-parallel ranks.
+	Waiting, Running schedule.Gauge
+	// KVUsage is the share of KV blocks in use, 0 to 1: that of the fullest
+	// data-parallel rank, since a request that lands there suffers it.
+	KVUsage schedule.Gauge
+	// BlockSize is in tokens, Blocks the number of KV blocks over all ranks;
+	// both 0 if the engine does not say.
+	BlockSize, Blocks int
+	// Failed says why the last scrape after At gave nothing; "" if it did not
+	// fail.
+	Failed string
+	// NoMetrics is true if the engine has no metrics page (404, 405 or 501).
+	NoMetrics bool
+	// Missing are required fields that the page lacks.
+	Missing []string
+}
+
+// SetStats stores the values of a scrape and learns the batch capacity. The
+// caller must not change s afterwards.
+func (r *Replica) SetStats(s *Stats) {
+	r.stats.Store(s)
+	if !s.Running.Known() {
+		return
+	}
+	running := int64(s.Running)
+	for {
+		seen := r.batch.Load()
+		if running <= seen || r.batch.CompareAndSwap(seen, running) {
+			return
+		}
+	}
+}
+
+// Stats returns what the engine said last; never nil.
+func (r *Replica) Stats() *Stats {
+	if s := r.stats.Load(); s != nil {
+		return s
+	}
+	return &neverScraped
+}
+
+var neverScraped = Stats{Waiting: schedule.Unknown, Running: schedule.Unknown, KVUsage: schedule.Unknown}
+
+// Restarted forgets what held for the process that ran before: statistics and
+// the batch capacity.
+func (r *Replica) Restarted() {
+	r.stats.Store(nil)
+	r.batch.Store(0)
+}
+
+// SetModels stores the names that the engine serves, as /v1/models lists them.
+// It returns whether they differ from the last ones.
+func (r *Replica) SetModels(names []string) bool {
+	old := r.models.Swap(&names)
+	if old == nil || len(*old) != len(names) {
+		return true
+	}
+	for i, n := range names {
+		if (*old)[i] != n {
+			return true
+		}
+	}
+	return false
+}
+
+// Models returns the names that the engine lists, and whether it was ever
+// asked with success.
+func (r *Replica) Models() ([]string, bool) {
+	if m := r.models.Load(); m != nil {
+		return *m, true
+	}
+	return nil, false
+}
+
+// SetDraining starts or ends a drain: a draining replica takes no new work and
+// finishes what it has.
+func (r *Replica) SetDraining(on bool) { r.draining.Store(on) }
+
+// Draining reports whether the replica is draining.
+func (r *Replica) Draining() bool { return r.draining.Load() }
+
+// Inflight returns how many of llmgw's requests are on it now.
+func (r *Replica) Inflight() int { return int(r.inflight.Load()) }
+
+// PendingTokens returns the estimated tokens of these requests.
+func (r *Replica) PendingTokens() int64 { return r.pending.Load() }
+
+// Completed notes that it answered a request to the end, for the drain rate.
+func (r *Replica) Completed() { r.drain.add(r.now()) }
+
+// State returns whether it may be given work, and why not.
+func (r *Replica) State() schedule.State {
+	if r.draining.Load() {
+		return schedule.Draining
+	}
+	return r.Health.State()
+}
+
+// Fill writes the replica's facts into a candidate, leaving Pool, Priority and
+// Weight, which are config, and Tried, which is the request's.
+func (r *Replica) Fill(c *schedule.Replica, now time.Time) {
+	s := r.Stats()
+	c.ID, c.Hash = r.ID, r.hash
+	c.State = r.State()
+	c.Stale = s.Failed != ""
+	c.Waiting, c.Running, c.KVUsage = s.Waiting, s.Running, s.KVUsage
+	if now.Sub(s.At) > StatsMaxAge {
+		c.Waiting, c.Running, c.KVUsage = schedule.Unknown, schedule.Unknown, schedule.Unknown
+	}
+	c.BatchCapacity = schedule.Unknown
+	if b := r.batch.Load(); b > 0 {
+		c.BatchCapacity = schedule.Gauge(b)
+	}
+	c.DrainRate = r.drain.rate(now)
+	c.Inflight = int(r.inflight.Load())
+	c.PendingTokens = r.pending.Load()
+}
+
+// Slot counts one request on a replica. The zero Slot counts none. Not for
+// concurrent use; the replica's counters are.
+type Slot struct {
+	replica *Replica
+	tokens  int64
+}
+
+// Take counts a request of so many estimated tokens, if the replica still has
+// the in-flight that a decision saw; seen below 0 means whatever it has. It
+// returns false, and counts nothing, if another request came or went in
+// between: then decide anew. So simultaneous requests cannot all choose the
+// replica that was idle a moment ago, and none waits for a lock.
+func (r *Replica) Take(seen int, tokens int64) (Slot, bool) {
+	if seen < 0 {
+		r.inflight.Add(1)
+	} else if !r.inflight.CompareAndSwap(int64(seen), int64(seen)+1) {
+		return Slot{}, false
+	}
+	r.pending.Add(tokens)
+	return Slot{replica: r, tokens: tokens}, true
+}
+
+// Release gives the slot back. Releasing it again, or a zero Slot, does
+// nothing.
+func (s *Slot) Release() {
+	if s.replica == nil {
+		return
+	}
+	s.replica.inflight.Add(-1)
+	s.replica.pending.Add(-s.tokens)
+	s.replica = nil
+}
+
+// Held reports whether the slot counts on a replica now.
+func (s *Slot) Held() bool { return s.replica != nil }
+
+// drainWindow is the span over which completions are counted, in seconds.
+const drainWindow = 30
+
+// drainRate counts completions in a ring of one-second buckets. It is written
+// once per request and read once per candidate and decision, so the reading is
+// cached for the rest of its second.
+type drainRate struct {
+	buckets [drainWindow]atomic.Uint64 // second<<24 | count
+	first   atomic.Int64               // the second of the first completion
+	cached  atomic.Uint64              // second<<32 | float32 bits
+}
+
+const countBits = 24
+
+func (d *drainRate) add(now time.Time) {
+	sec := now.Unix()
+	d.first.CompareAndSwap(0, sec)
+	b := &d.buckets[sec%drainWindow]
+	for {
+		old := b.Load()
+		next := uint64(sec)<<countBits | 1
+		if old>>countBits == uint64(sec) {
+			next = old + 1
+		}
+		if b.CompareAndSwap(old, next) {
+			return
+		}
+	}
+}
+
+// rate returns completions a second over the window, or over the time since
+// the first one if that is shorter.
+func (d *drainRate) rate(now time.Time) schedule.Gauge {
+	sec := now.Unix()
+	if c := d.cached.Load(); c>>32 == uint64(sec)&math.MaxUint32 {
+		return schedule.Gauge(math.Float32frombits(uint32(c)))
+	}
+	count := uint64(0)
+	for i := range d.buckets {
+		b := d.buckets[i].Load()
+		if age := sec - int64(b>>countBits); age >= 0 && age < drainWindow {
+			count += b & (1<<countBits - 1)
+		}
+	}
+	rate := float32(math.NaN())
+	if count > 0 {
+		rate = float32(count) / float32(min(drainWindow, sec-d.first.Load()+1))
+	}
+	d.cached.Store(uint64(sec)<<32 | uint64(math.Float32bits(rate)))
+	return schedule.Gauge(rate)
+}

@@ -1,0 +1,252 @@
+// Package pipeline makes one scheduling decision: it drops the replicas that
+// must not get the request, chooses a pool, lets the profile's scorers value
+// the pool's replicas and its picker choose one, and keeps the reasons.
+//
+// It is pure (see package schedule): everything it knows comes in with the
+// request and the snapshot.
+package pipeline
+
+import (
+	"sync"
+
+	"github.com/llmgw/llmgw/modules/schedule"
+)
+
+// WeightedScorer is one scorer of a profile.
+type WeightedScorer struct {
+	// Name is the scorer's name in config, for explanations and metrics.
+	Name string
+	// Weight multiplies its value; above 0.
+	Weight float64
+	// Scorer gives the value.
+	Scorer schedule.Scorer
+}
+
+// NamedFilter is one filter of a profile.
+type NamedFilter struct {
+	// Name is the filter's name in config.
+	Name string
+	// Filter decides.
+	Filter schedule.Filter
+}
+
+// Profile is a routing profile: what decides where a request goes. It is
+// immutable once in use.
+type Profile struct {
+	// Name is the profile's name in config, such as "chat".
+	Name string
+	// Filters run after the built-in ones, in order.
+	Filters []NamedFilter
+	// Scorers are summed by weight.
+	Scorers []WeightedScorer
+	// PickerName is the picker's name in config.
+	PickerName string
+	// Picker chooses by the sums.
+	Picker schedule.Picker
+}
+
+// The reasons of the built-in filters, in addition to the states' names.
+const (
+	// ReasonTried marks a replica that this request failed on before.
+	ReasonTried = "tried"
+	// ReasonPool marks a replica of a pool that was not chosen.
+	ReasonPool = "other_pool"
+)
+
+// stalePenalty is the share of the highest possible total that a replica loses
+// while its last scrape failed: it stays, but any fresh one of like load wins.
+const stalePenalty = 0.25
+
+// Decision is the scratch space and the outcome of one decision. Get one with
+// [NewDecision], fill Candidates, call [Decision.Decide], and give it back
+// with [Decision.Free]. Not for concurrent use.
+type Decision struct {
+	// Candidates is the snapshot: all replicas of the model.
+	Candidates []schedule.Replica
+	// Rejected holds, per candidate, why it got no score; "" for those that
+	// did.
+	Rejected []string
+	// Pool is the pool that was chosen.
+	Pool string
+	// Saturation is that pool's, the mean over its eligible replicas.
+	Saturation float64
+	// Spilled is true if a pool of higher priority was passed over because it
+	// was saturated.
+	Spilled bool
+	// Pick is the index of the chosen candidate, -1 if there is none.
+	Pick int
+
+	eligible []*schedule.Replica
+	index    []int // eligible -> candidate
+	totals   []float64
+	values   []float64 // scorer-major: len(scorers) rows of len(eligible)
+}
+
+var decisions = sync.Pool{New: func() any { return new(Decision) }}
+
+// NewDecision returns an empty decision from a pool.
+func NewDecision() *Decision {
+	d := decisions.Get().(*Decision)
+	d.Candidates = d.Candidates[:0]
+	return d
+}
+
+// Free gives the decision back; it must not be used afterwards.
+func (d *Decision) Free() {
+	clear(d.eligible) // holds no pointer into a snapshot that has grown away
+	decisions.Put(d)
+}
+
+// Decide fills in the outcome. It returns false if no candidate is eligible;
+// Rejected then holds the reasons.
+func (d *Decision) Decide(p *Profile, req *schedule.Request) bool {
+	d.Pick, d.Pool, d.Saturation, d.Spilled = -1, "", 0, false
+	d.filter(p, req)
+	if !d.choosePool(req) {
+		return false
+	}
+	n := len(d.eligible)
+	d.totals = resize(d.totals, n)
+	clear(d.totals)
+	d.values = resize(d.values, n*len(p.Scorers))
+	weights := 0.0
+	for i, s := range p.Scorers {
+		row := d.values[i*n : (i+1)*n]
+		s.Scorer.Score(req, d.eligible, row)
+		for j, v := range row {
+			d.totals[j] += s.Weight * v
+		}
+		weights += s.Weight
+	}
+	for j, r := range d.eligible {
+		if r.Stale {
+			d.totals[j] -= stalePenalty * weights
+		}
+	}
+	d.Pick = d.index[p.Picker.Pick(req, d.eligible, d.totals)]
+	return true
+}
+
+// filter fills Rejected and the eligible replicas.
+func (d *Decision) filter(p *Profile, req *schedule.Request) {
+	d.Rejected = resize(d.Rejected, len(d.Candidates))
+	d.eligible, d.index = d.eligible[:0], d.index[:0]
+	for i := range d.Candidates {
+		r := &d.Candidates[i]
+		d.Rejected[i] = reject(p, req, r)
+		if d.Rejected[i] == "" {
+			d.eligible = append(d.eligible, r)
+			d.index = append(d.index, i)
+		}
+	}
+}
+
+func reject(p *Profile, req *schedule.Request, r *schedule.Replica) string {
+	if r.State != schedule.Ready {
+		return r.State.String()
+	}
+	if r.Tried {
+		return ReasonTried
+	}
+	for _, f := range p.Filters {
+		if reason := f.Filter.Filter(req, r); reason != "" {
+			return reason
+		}
+	}
+	return ""
+}
+
+// choosePool keeps only the replicas of one pool: of the pools that are not
+// saturated the one with the highest priority; if all are, the least saturated
+// one, since the request has to go somewhere. It returns false if none is
+// eligible.
+//
+// The loops are quadratic in the number of pools, which is a handful, and so
+// need no map.
+func (d *Decision) choosePool(req *schedule.Request) bool {
+	if len(d.eligible) == 0 {
+		return false
+	}
+	var best, top poolView
+	for i, r := range d.eligible {
+		if d.poolSeen(i) {
+			continue
+		}
+		v := d.viewPool(req, r.Pool)
+		if best.size == 0 || v.before(best) {
+			best = v
+		}
+		if top.size == 0 || v.priority > top.priority {
+			top = v
+		}
+	}
+	d.Pool, d.Saturation = best.name, best.saturation
+	d.Spilled = top.priority > best.priority
+	if best.size == len(d.eligible) {
+		return true
+	}
+	n := 0
+	for i, r := range d.eligible {
+		if r.Pool != best.name {
+			d.Rejected[d.index[i]] = ReasonPool
+			continue
+		}
+		d.eligible[n], d.index[n] = r, d.index[i]
+		n++
+	}
+	d.eligible, d.index = d.eligible[:n], d.index[:n]
+	return true
+}
+
+// poolView is what is known of one pool in a decision.
+type poolView struct {
+	name       string
+	priority   int
+	saturation float64
+	size       int
+}
+
+func (v poolView) before(o poolView) bool {
+	full, otherFull := v.saturation >= 1, o.saturation >= 1
+	switch {
+	case full != otherFull:
+		return !full
+	case full && v.saturation != o.saturation:
+		return v.saturation < o.saturation
+	default:
+		return v.priority > o.priority
+	}
+}
+
+func (d *Decision) poolSeen(i int) bool {
+	for _, r := range d.eligible[:i] {
+		if r.Pool == d.eligible[i].Pool {
+			return true
+		}
+	}
+	return false
+}
+
+func (d *Decision) viewPool(req *schedule.Request, name string) poolView {
+	v := poolView{name: name}
+	for _, r := range d.eligible {
+		if r.Pool != name {
+			continue
+		}
+		if v.size == 0 || r.Priority > v.priority {
+			v.priority = r.Priority
+		}
+		v.saturation += schedule.Saturation(req, r)
+		v.size++
+	}
+	v.saturation /= float64(v.size)
+	return v
+}
+
+// resize returns s with length n, its contents unspecified.
+func resize[T any](s []T, n int) []T {
+	if cap(s) < n {
+		return make([]T, n, max(n, 2*cap(s)))
+	}
+	return s[:n]
+}

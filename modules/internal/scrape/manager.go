@@ -1,0 +1,236 @@
+// Package scrape asks engines how they are: it turns their metrics pages into
+// fleet.Stats, learns what models they serve, and probes those that are down.
+package scrape
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/llmgw/llmgw/modules/internal/fleet"
+)
+
+// Target is a replica to ask, and how.
+type Target struct {
+	// Replica gets the answers.
+	Replica *fleet.Replica
+	// Engine, Metrics and Models are what [Parse] takes.
+	Engine  string
+	Metrics map[string]string
+	Models  []string
+	// APIKey is sent as a bearer token; "" sends none.
+	APIKey string
+	// Client must come from [NewClient].
+	Client *http.Client
+	// Interval is the time between scrapes, jittered by a tenth; above 0.
+	Interval time.Duration
+}
+
+// timeout bounds one scrape, list of models or probe in all.
+const timeout = 2 * time.Second
+
+// Models are asked for when a replica comes up, and now and then, since
+// adapters can be loaded at run time; after a failure sooner.
+const (
+	relearnInterval = 30 * time.Second
+	relearnPause    = 5 * time.Second
+)
+
+// Manager runs one loop per replica for as long as any attached config names
+// it. Safe for concurrent use.
+type Manager struct {
+	log func() *slog.Logger
+	now func() time.Time
+
+	mu       sync.Mutex
+	attached []*attachment
+	loops    map[*fleet.Replica]*loop
+	running  sync.WaitGroup
+}
+
+type attachment struct {
+	targets  []Target
+	onModels func()
+}
+
+type loop struct {
+	target atomic.Pointer[Target]
+	cancel context.CancelFunc
+}
+
+// New returns a manager without targets. log is called for each message. now is
+// the clock; nil means time.Now.
+func New(log func() *slog.Logger, now func() time.Time) *Manager {
+	if now == nil {
+		now = time.Now
+	}
+	return &Manager{log: log, now: now, loops: make(map[*fleet.Replica]*loop)}
+}
+
+// Attach starts asking the targets, one per replica, until the returned detach
+// is called; calling that again does nothing. Where several attached sets name
+// one replica, the last attached says how. onModels is called, from any
+// goroutine, when the models that a replica serves have changed.
+func (m *Manager) Attach(targets []Target, onModels func()) (detach func()) {
+	a := &attachment{targets: targets, onModels: onModels}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.attached = append(m.attached, a)
+	m.apply()
+	return sync.OnceFunc(func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.attached = slices.DeleteFunc(m.attached, func(b *attachment) bool { return a == b })
+		m.apply()
+	})
+}
+
+// Wait blocks until all loops that were told to stop have ended.
+func (m *Manager) Wait() { m.running.Wait() }
+
+// apply brings the loops in line with what is attached. It needs mu.
+func (m *Manager) apply() {
+	want := make(map[*fleet.Replica]*Target)
+	for _, a := range m.attached {
+		for i := range a.targets {
+			want[a.targets[i].Replica] = &a.targets[i]
+		}
+	}
+	for r, l := range m.loops {
+		if want[r] == nil {
+			l.cancel()
+			delete(m.loops, r)
+		}
+	}
+	for r, t := range want {
+		l := m.loops[r]
+		if l == nil {
+			ctx, cancel := context.WithCancel(context.Background())
+			l = &loop{cancel: cancel}
+			l.target.Store(t)
+			m.loops[r] = l
+			m.running.Go(func() { m.run(ctx, l) })
+		}
+		l.target.Store(t)
+	}
+}
+
+func (m *Manager) modelsChanged() {
+	m.mu.Lock()
+	attached := slices.Clone(m.attached)
+	m.mu.Unlock()
+	for _, a := range attached {
+		a.onModels()
+	}
+}
+
+// run is the loop of one replica.
+func (m *Manager) run(ctx context.Context, l *loop) {
+	w := &watcher{manager: m, id: l.target.Load().Replica.ID}
+	wait := time.NewTimer(0)
+	defer wait.Stop()
+	for {
+		t := l.target.Load()
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.Replica.Health.Tripped():
+		case <-wait.C:
+		}
+		wait.Reset(w.once(ctx, l.target.Load()))
+	}
+}
+
+// watcher is what one loop remembers between its rounds.
+type watcher struct {
+	manager *Manager
+	id      string
+	learn   time.Time // when to learn the models next
+	missing []string  // fields that were warned of
+	failing bool
+}
+
+// once asks the replica once and returns the time until it should be again.
+func (w *watcher) once(ctx context.Context, t *Target) time.Duration {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	r := t.Replica
+	if reason, _ := r.Health.Reason(); reason != "" {
+		w.learn = time.Time{}
+		if !r.Health.Probed(t.probe(ctx)) {
+			return fleet.ProbeInterval
+		}
+		w.log().Info("replica is back")
+		r.Restarted()
+	}
+	if !w.manager.now().Before(w.learn) {
+		w.models(ctx, t)
+	}
+	w.scrape(ctx, t)
+	if reason, _ := r.Health.Reason(); reason != "" {
+		return fleet.ProbeInterval
+	}
+	// Jitter keeps the scrapes of a fleet from aligning.
+	return time.Duration(float64(t.Interval) * (0.9 + 0.2*rand.Float64()))
+}
+
+// log returns the logger as it is now: it changes with the config.
+func (w *watcher) log() *slog.Logger { return w.manager.log().With("replica", w.id) }
+
+func (w *watcher) models(ctx context.Context, t *Target) {
+	names, err := t.models(ctx)
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		return
+	}
+	if err != nil {
+		w.learn = w.manager.now().Add(relearnPause)
+		w.log().Warn("cannot learn the replica's models", "error", err)
+		return
+	}
+	w.learn = w.manager.now().Add(relearnInterval)
+	if t.Replica.SetModels(names) {
+		w.manager.modelsChanged()
+	}
+}
+
+func (w *watcher) scrape(ctx context.Context, t *Target) {
+	r := t.Replica
+	stats, err := t.metrics(ctx)
+	switch {
+	case errors.Is(err, errNoMetrics):
+		stats = noMetrics(w.manager.now())
+		if !r.Stats().NoMetrics {
+			w.log().Info("replica has no metrics page: it is routed by own counts")
+		}
+	case err != nil:
+		if errors.Is(err, context.Canceled) {
+			return // the loop is ending
+		}
+		last := *r.Stats()
+		last.Failed = err.Error()
+		r.SetStats(&last)
+		if !w.failing {
+			w.failing = true
+			w.log().Warn("scrape failed", "error", err)
+		}
+		if r.Health.ScrapeFailed("scrape: " + err.Error()) {
+			w.log().Warn("replica is down", "error", err)
+		}
+		return
+	}
+	stats.At = w.manager.now()
+	r.SetStats(stats)
+	r.Health.ScrapeOK()
+	w.failing = false
+	if len(stats.Missing) > 0 && !slices.Equal(stats.Missing, w.missing) {
+		w.log().Warn("the replica's metrics page lacks fields: they are unknown, and it is not preferred",
+			"fields", stats.Missing)
+	}
+	w.missing = stats.Missing
+}

@@ -1,0 +1,282 @@
+package scrape
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+
+	"github.com/llmgw/llmgw/modules/internal/fleet"
+	"github.com/llmgw/llmgw/modules/schedule"
+)
+
+// The fields of the metric contract, as config names them.
+const (
+	FieldWaiting = "waiting"
+	FieldRunning = "running"
+	FieldKVUsage = "kv_usage"
+)
+
+// Fields are all fields whose metric name config may override.
+var Fields = []string{FieldWaiting, FieldRunning, FieldKVUsage}
+
+// names lists, per engine and field, the metric names in order of preference:
+// today's first, then older spellings. A field that an engine has no metric for
+// is absent, and so never missed.
+//
+// Sources: vLLM 0.32 and the rename of gpu_cache_usage_perc before it; SGLang
+// 0.5 (the underscore spelling is that of its multiprocess collector);
+// llama.cpp's server, which dropped its KV gauges.
+var names = map[string]map[string][]string{
+	"vllm": {
+		FieldWaiting: {"vllm:num_requests_waiting"},
+		FieldRunning: {"vllm:num_requests_running"},
+		FieldKVUsage: {"vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"},
+	},
+	"sglang": {
+		FieldWaiting: {"sglang:num_queue_reqs", "sglang_num_queue_reqs"},
+		FieldRunning: {"sglang:num_running_reqs", "sglang_num_running_reqs"},
+		FieldKVUsage: {"sglang:token_usage", "sglang_token_usage"},
+	},
+	"llamacpp": {
+		FieldWaiting: {"llamacpp:requests_deferred"},
+		FieldRunning: {"llamacpp:requests_processing"},
+	},
+}
+
+// Engines are the engines whose metric names are known.
+func Engines() []string { return slices.Sorted(maps.Keys(names)) }
+
+const (
+	cacheConfig = "vllm:cache_config_info"
+	// maxPage bounds a metrics page. A real one has 50 to 70 kB; many LoRA
+	// adapters and data-parallel ranks multiply that.
+	maxPage = 8 << 20
+)
+
+// page is what of a metrics page matters, by metric name.
+type page map[string]*dto.MetricFamily
+
+// Parse reads a metrics page in Prometheus' text format. engine is one of
+// [Engines], or "" to tell it from the names on the page. overrides maps a
+// field to a metric name. models are the served names that the caller is
+// interested in: series with another model_name are left out, unless the page
+// has one model_name only, which is then an alias of the same model.
+//
+// A data-parallel engine has one set of series per rank (label engine in vLLM,
+// dp_rank in SGLang). Waiting and running are summed over ranks; KV usage is
+// that of the fullest rank, since a request that lands there suffers it.
+// Series that differ in other labels only (tensor-parallel ranks, processes)
+// are copies, and the highest counts. A field with a missing, NaN, infinite or
+// negative value in any rank is unknown.
+func Parse(r io.Reader, engine string, overrides map[string]string, models []string) (*fleet.Stats, error) {
+	p, err := read(r, wanted(engine, overrides))
+	if err != nil {
+		return nil, err
+	}
+	if engine == "" {
+		engine = detect(p)
+	}
+	s := &fleet.Stats{}
+	get := func(field string, combine func(a, b float64) float64) schedule.Gauge {
+		family := p.find(engine, field, overrides)
+		if family == nil {
+			if _, has := names[engine][field]; has || overrides[field] != "" {
+				s.Missing = append(s.Missing, field)
+			}
+			return schedule.Unknown
+		}
+		return aggregate(family, models, combine)
+	}
+	sum := func(a, b float64) float64 { return a + b }
+	s.Waiting = get(FieldWaiting, sum)
+	s.Running = get(FieldRunning, sum)
+	s.KVUsage = get(FieldKVUsage, math.Max)
+	// Rounding may put a full cache a little above 1; a percentage is not KV
+	// usage as the contract has it, and a guess would be worse than nothing.
+	if s.KVUsage > 1.01 {
+		s.KVUsage = schedule.Unknown
+	} else if s.KVUsage > 1 {
+		s.KVUsage = 1
+	}
+	s.BlockSize, s.Blocks = p.blocks()
+	if engine == "" && len(overrides) == 0 {
+		s.Missing = slices.Clone(Fields)
+	}
+	return s, nil
+}
+
+// wanted are the metric names to look at.
+func wanted(engine string, overrides map[string]string) map[string]bool {
+	w := map[string]bool{cacheConfig: true}
+	for name, fields := range names {
+		if engine != "" && name != engine {
+			continue
+		}
+		for _, list := range fields {
+			for _, n := range list {
+				w[n] = true
+			}
+		}
+	}
+	for _, n := range overrides {
+		w[n] = true
+	}
+	return w
+}
+
+// read parses the wanted lines of the page. The hundreds of others, mostly
+// histograms, are skipped by name: parsing them costs thirty times as much,
+// and a fault in one of them is none of ours.
+func read(r io.Reader, want map[string]bool) (page, error) {
+	var kept bytes.Buffer
+	limited := &io.LimitedReader{R: r, N: maxPage + 1}
+	lines := bufio.NewScanner(limited)
+	lines.Buffer(make([]byte, 0, 64<<10), 1<<20)
+	for lines.Scan() {
+		line := lines.Bytes()
+		end := bytes.IndexAny(line, "{ \t")
+		if end > 0 && line[0] != '#' && want[string(line[:end])] {
+			kept.Write(line)
+			kept.WriteByte('\n')
+		}
+	}
+	if limited.N <= 0 {
+		return nil, fmt.Errorf("the metrics page is larger than %d bytes", maxPage)
+	}
+	if err := lines.Err(); err != nil {
+		if errors.Is(err, bufio.ErrTooLong) {
+			return nil, errors.New("the metrics page has a line of more than 1 MiB")
+		}
+		return nil, fmt.Errorf("reading the metrics page: %w", err)
+	}
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(&kept)
+	if err != nil {
+		return nil, fmt.Errorf("the metrics page is malformed: %w", err)
+	}
+	return families, nil
+}
+
+// detect tells the engine from the names on the page; "" if none is known.
+func detect(p page) string {
+	for _, engine := range Engines() {
+		for _, list := range names[engine] {
+			for _, n := range list {
+				if p[n] != nil {
+					return engine
+				}
+			}
+		}
+	}
+	return ""
+}
+
+// find returns the series of a field, or nil.
+func (p page) find(engine, field string, overrides map[string]string) *dto.MetricFamily {
+	if n := overrides[field]; n != "" {
+		return p[n]
+	}
+	for _, n := range names[engine][field] {
+		if p[n] != nil {
+			return p[n]
+		}
+	}
+	return nil
+}
+
+// blocks reads vLLM's cache configuration, which it exposes as labels.
+func (p page) blocks() (size, count int) {
+	family := p[cacheConfig]
+	if family == nil {
+		return 0, 0
+	}
+	for _, m := range family.Metric {
+		labels := labelsOf(m)
+		s, err1 := strconv.Atoi(labels["block_size"])
+		n, err2 := strconv.Atoi(labels["num_gpu_blocks"])
+		if err1 == nil && err2 == nil && s > 0 && n > 0 {
+			size = s
+			count += n
+		}
+	}
+	return size, count
+}
+
+// aggregate folds the series of one field into one value; see [Parse].
+func aggregate(family *dto.MetricFamily, models []string, combine func(a, b float64) float64) schedule.Gauge {
+	relevant := ofModels(family, models)
+	ranks := make(map[string]float64)
+	for _, m := range relevant {
+		labels := labelsOf(m)
+		v := valueOf(m)
+		if math.IsNaN(v) || math.IsInf(v, 0) || v < 0 {
+			return schedule.Unknown
+		}
+		// Two served models of one engine are different series, not copies.
+		rank := labels["model_name"] + "\x00" + labels["engine"] + "\x00" + labels["dp_rank"]
+		if old, ok := ranks[rank]; !ok || v > old {
+			ranks[rank] = v
+		}
+	}
+	if len(ranks) == 0 {
+		return schedule.Unknown
+	}
+	total, first := 0.0, true
+	for _, v := range ranks {
+		if first {
+			total, first = v, false
+			continue
+		}
+		total = combine(total, v)
+	}
+	return schedule.Gauge(total)
+}
+
+// ofModels returns the series that belong to one of the models.
+func ofModels(family *dto.MetricFamily, models []string) []*dto.Metric {
+	var matching []*dto.Metric
+	seen := make(map[string]bool)
+	for _, m := range family.Metric {
+		name, labelled := labelsOf(m)["model_name"]
+		seen[name] = true
+		if !labelled || slices.Contains(models, name) {
+			matching = append(matching, m)
+		}
+	}
+	// With one model_name on the page, a served name that differs from it is
+	// an alias or an adapter of that model.
+	if len(models) == 0 || len(matching) == 0 && len(seen) == 1 {
+		return family.Metric
+	}
+	return matching
+}
+
+func labelsOf(m *dto.Metric) map[string]string {
+	labels := make(map[string]string, len(m.Label))
+	for _, l := range m.Label {
+		labels[l.GetName()] = l.GetValue()
+	}
+	return labels
+}
+
+func valueOf(m *dto.Metric) float64 {
+	switch {
+	case m.Gauge != nil:
+		return m.Gauge.GetValue()
+	case m.Counter != nil:
+		return m.Counter.GetValue()
+	case m.Untyped != nil:
+		return m.Untyped.GetValue()
+	}
+	return math.NaN()
+}

@@ -1,0 +1,102 @@
+package llmapi
+
+import (
+	"encoding/json"
+
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+)
+
+func init() {
+	httpcaddyfile.RegisterDirective("llm", parseLLM)
+	httpcaddyfile.RegisterDirectiveOrder("llm", httpcaddyfile.Before, "reverse_proxy")
+}
+
+// attempts is the ceiling on how often Caddy's proxy asks for another replica;
+// how often a request is really sent again is the app's to say.
+const attempts = 10
+
+// parseLLM reads the directive `llm`, the whole gateway in one word:
+//
+//	llm [<matcher>] {
+//		key <key> [{
+//			name <name>
+//			models <model...>
+//			routing <profile>
+//			profiles <profile...>
+//			debug
+//		}]
+//		body_limit <size>
+//		inject_usage on|off
+//		debug_headers on|off
+//		open
+//		path <path...>
+//	}
+//
+// It is a shortcut for this route, which can also be written by hand:
+//
+//	route {
+//		llm_api { ... }
+//		llm_keys { ... }
+//		llm_models
+//		reverse_proxy {
+//			dynamic llm
+//			transport llm
+//			lb_retries 10
+//		}
+//	}
+func parseLLM(h httpcaddyfile.Helper) ([]httpcaddyfile.ConfigValue, error) {
+	h.Next() // llm
+	matcher, err := h.ExtractMatcherSet()
+	if err != nil {
+		return nil, err
+	}
+	h.Next() // llm, again: the matcher token is gone
+	if h.NextArg() {
+		return nil, h.ArgErr()
+	}
+	api := new(Handler)
+	keys := []caddyfile.Token{{File: h.File(), Line: h.Line(), Text: "llm_keys"}, {File: h.File(), Line: h.Line(), Text: "{"}}
+	for h.NextBlock(0) {
+		if h.Val() == "key" {
+			keys = append(keys, h.NextSegment()...)
+			continue
+		}
+		known, err := api.option(h.Dispenser)
+		if err != nil {
+			return nil, err
+		}
+		if !known {
+			return nil, h.Errf("unknown llm option %q", h.Val())
+		}
+	}
+	keys = append(keys, caddyfile.Token{File: h.File(), Line: h.Line() + 1, Text: "}"})
+	keysHandler, err := caddyfile.UnmarshalModule(first(caddyfile.NewDispenser(keys)), "http.handlers.llm_keys")
+	if err != nil {
+		return nil, err
+	}
+	proxy := map[string]any{
+		"dynamic_upstreams": map[string]string{"source": "llm"},
+		"transport":         map[string]string{"protocol": "llm"},
+		// The one upstream that comes is the one that was picked.
+		"load_balancing": map[string]any{"retries": attempts, "selection_policy": map[string]string{"policy": "first"}},
+	}
+	route := caddyhttp.Route{HandlersRaw: []json.RawMessage{
+		caddyconfig.JSONModuleObject(api, "handler", "llm_api", nil),
+		caddyconfig.JSONModuleObject(keysHandler, "handler", "llm_keys", nil),
+		caddyconfig.JSONModuleObject(struct{}{}, "handler", "llm_models", nil),
+		caddyconfig.JSONModuleObject(proxy, "handler", "reverse_proxy", nil),
+	}}
+	if matcher != nil {
+		route.MatcherSetsRaw = append(route.MatcherSetsRaw, matcher)
+	}
+	return []httpcaddyfile.ConfigValue{{Class: "route", Value: route}}, nil
+}
+
+// first moves to the first token, as the reader of a module expects.
+func first(d *caddyfile.Dispenser) *caddyfile.Dispenser {
+	d.Next()
+	return d
+}

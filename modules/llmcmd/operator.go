@@ -1,0 +1,192 @@
+package llmcmd
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+
+	caddycmd "github.com/caddyserver/caddy/v2/cmd"
+	"github.com/spf13/cobra"
+
+	"github.com/llmgw/llmgw/modules/llmgw"
+)
+
+func registerOperator() {
+	operator := func(name, usage, short string, flags func(*cobra.Command), args cobra.PositionalArgs, run func(*client, *cobra.Command, []string) error) {
+		caddycmd.RegisterCommand(caddycmd.Command{
+			Name: name, Usage: usage, Short: short,
+			CobraFunc: func(c *cobra.Command) {
+				c.Args = args
+				c.Flags().String("address", "", "Address of the running gateway's admin API (default localhost:2019)")
+				c.Flags().Bool("json", false, "Print the API's JSON")
+				flags(c)
+				c.RunE = func(c *cobra.Command, args []string) error {
+					address, err := c.Flags().GetString("address")
+					if err != nil {
+						return err
+					}
+					if address, err = caddycmd.DetermineAdminAPIAddress(address, nil, "", ""); err != nil {
+						return err
+					}
+					raw, err := c.Flags().GetBool("json")
+					if err != nil {
+						return err
+					}
+					c.SilenceUsage = true
+					return run(&client{address: address, raw: raw, out: c.OutOrStdout()}, c, args)
+				}
+			},
+		})
+	}
+	none := func(*cobra.Command) {}
+	operator("replicas", "[--address <admin>] [--json]", "Lists the replicas of a running gateway", none, cobra.NoArgs,
+		func(k *client, _ *cobra.Command, _ []string) error { return k.replicas() })
+	operator("drain", "<replica> [--address <admin>]", "Gives a replica no new work", none, cobra.ExactArgs(1),
+		func(k *client, _ *cobra.Command, args []string) error { return k.drain("drain", args[0]) })
+	operator("undrain", "<replica> [--address <admin>]", "Gives a replica work again", none, cobra.ExactArgs(1),
+		func(k *client, _ *cobra.Command, args []string) error { return k.drain("undrain", args[0]) })
+	operator("explain", "<model> | --file <request.json> [--profile <profile>] [--session <id>] [--address <admin>] [--json]",
+		"Says where a request would go, and why", func(c *cobra.Command) {
+			c.Flags().String("file", "", "File with a request body, - for standard input")
+			c.Flags().String("profile", "", "Routing profile, instead of the model's")
+			c.Flags().String("session", "", "Session id, as x-session-id would hold it")
+		}, cobra.MaximumNArgs(1), (*client).explain)
+}
+
+// client asks a running gateway's admin API.
+type client struct {
+	address string
+	raw     bool
+	out     io.Writer
+}
+
+// call does one request and decodes the answer into v, unless the user wants
+// it as it is.
+func (k *client) call(method, path string, body []byte, v any) error {
+	header := http.Header{}
+	if body != nil {
+		header.Set("Content-Type", "application/json")
+	}
+	res, err := caddycmd.AdminAPIRequest(k.address, method, path, header, bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	defer res.Body.Close()
+	if k.raw {
+		_, err := io.Copy(k.out, res.Body)
+		return err
+	}
+	return json.NewDecoder(res.Body).Decode(v)
+}
+
+func (k *client) replicas() error {
+	var list []llmgw.ReplicaStatus
+	if err := k.call(http.MethodGet, "/llmgw/replicas", nil, &list); err != nil || k.raw {
+		return err
+	}
+	w := tabwriter.NewWriter(k.out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "REPLICA\tSTATE\tPOOL\tMODELS\tINFLIGHT\tRUNNING\tWAITING\tKV\tMETRICS\tREASON")
+	for _, r := range list {
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\n", r.Replica, r.State, strings.Join(r.Pools, ","),
+			strings.Join(r.Models, ","), r.Inflight, text(r.Running, 0), text(r.Waiting, 0), text(r.KVUsage, 2), r.Metrics,
+			strings.TrimSpace(r.Reason+" "+r.MetricsError))
+	}
+	return w.Flush()
+}
+
+// text writes a number that may be unknown.
+func text(v *float64, decimals int) string {
+	if v == nil {
+		return "?"
+	}
+	return strconv.FormatFloat(*v, 'f', decimals, 64)
+}
+
+func (k *client) drain(verb, replica string) error {
+	body, err := json.Marshal(map[string]string{"replica": replica})
+	if err != nil {
+		return err
+	}
+	var s llmgw.ReplicaStatus
+	if err := k.call(http.MethodPost, "/llmgw/replicas/"+verb, body, &s); err != nil || k.raw {
+		return err
+	}
+	fmt.Fprintf(k.out, "%s is %s, with %d requests in flight\n", s.Replica, s.State, s.Inflight)
+	return nil
+}
+
+func (k *client) explain(c *cobra.Command, args []string) error {
+	flag := func(name string) string { return c.Flag(name).Value.String() }
+	body, err := explainBody(flag("file"), args)
+	if err != nil {
+		return err
+	}
+	q := url.Values{}
+	for _, name := range []string{"profile", "session"} {
+		if v := flag(name); v != "" {
+			q.Set(name, v)
+		}
+	}
+	var e llmgw.Explanation
+	if err := k.call(http.MethodPost, "/llmgw/explain?"+q.Encode(), body, &e); err != nil || k.raw {
+		return err
+	}
+	return k.printExplanation(e)
+}
+
+func explainBody(file string, args []string) ([]byte, error) {
+	switch {
+	case file != "" && len(args) > 0, file == "" && len(args) == 0:
+		return nil, fmt.Errorf("give either a model or --file")
+	case file == "-":
+		return io.ReadAll(os.Stdin)
+	case file != "":
+		return os.ReadFile(file)
+	}
+	return json.Marshal(map[string]string{"model": args[0]})
+}
+
+func (k *client) printExplanation(e llmgw.Explanation) error {
+	fmt.Fprintf(k.out, "model %s, profile %s, picker %s\n", e.Model, e.Profile, e.Picker)
+	if e.Pick == "" {
+		fmt.Fprintln(k.out, "no replica: every candidate was dropped")
+	} else {
+		spilled := ""
+		if e.Spilled {
+			spilled = ", spilled over from a pool of higher priority"
+		}
+		fmt.Fprintf(k.out, "pool %s (saturation %.2f%s)\npick %s\n\n", e.Pool, e.Saturation, spilled, e.Pick)
+	}
+	candidates := slices.Clone(e.Candidates)
+	slices.SortStableFunc(candidates, func(a, b llmgw.Verdict) int {
+		switch {
+		case a.Total > b.Total:
+			return -1
+		case a.Total < b.Total:
+			return 1
+		}
+		return strings.Compare(a.Rejected, b.Rejected)
+	})
+	w := tabwriter.NewWriter(k.out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "REPLICA\tPOOL\tTOTAL\tSCORES")
+	for _, c := range candidates {
+		if c.Rejected != "" {
+			fmt.Fprintf(w, "%s\t%s\t-\tdropped: %s\n", c.Replica, c.Pool, c.Rejected)
+			continue
+		}
+		var scores []string
+		for _, s := range c.Scores {
+			scores = append(scores, fmt.Sprintf("%s %.2f x %g", s.Scorer, s.Value, s.Weight))
+		}
+		fmt.Fprintf(w, "%s\t%s\t%.2f\t%s\n", c.Replica, c.Pool, c.Total, strings.Join(scores, ", "))
+	}
+	return w.Flush()
+}

@@ -1,0 +1,212 @@
+package llmcmd
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	caddycmd "github.com/caddyserver/caddy/v2/cmd"
+
+	// The Caddyfile adapter: these commands write a Caddyfile.
+	_ "github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
+
+	"github.com/llmgw/llmgw/agent/engine/sim"
+)
+
+// proxyOptions are what a gateway without a config file needs to know.
+type proxyOptions struct {
+	from, key, apiKey      string
+	to                     []string
+	open, accessLog, debug bool
+	admin                  string // address of the admin API, "" for Caddy's default
+}
+
+// config writes the Caddyfile that means the same.
+func (o proxyOptions) config() ([]byte, error) {
+	if len(o.to) == 0 {
+		return nil, errors.New("--to is required: the address of an engine, such as gpu1:8000")
+	}
+	var b strings.Builder
+	b.WriteString("{\n")
+	if o.admin != "" {
+		fmt.Fprintf(&b, "\tadmin %s\n", o.admin)
+	}
+	b.WriteString("\tpersist_config off\n\tgrace_period 30s\n")
+	if o.debug {
+		b.WriteString("\tdebug\n")
+	}
+	b.WriteString("\tllmgw {\n\t\tendpoint")
+	for _, address := range o.to {
+		b.WriteString(" " + quote(address))
+	}
+	if o.apiKey != "" {
+		fmt.Fprintf(&b, " {\n\t\t\tapi_key %s\n\t\t}", quote(o.apiKey))
+	}
+	b.WriteString("\n\t}\n}\n" + siteAddress(o.from) + " {\n")
+	if o.accessLog {
+		b.WriteString("\tlog\n")
+	}
+	b.WriteString("\tllm {\n")
+	if o.key != "" {
+		fmt.Fprintf(&b, "\t\tkey %s\n", quote(o.key))
+	}
+	if o.open {
+		b.WriteString("\t\topen\n")
+	}
+	b.WriteString("\t}\n}\n")
+	return []byte(b.String()), nil
+}
+
+// siteAddress makes a Caddyfile address of --from: an address with a host
+// listens there and speaks plain HTTP, unless it is a URL.
+func siteAddress(from string) string {
+	if strings.Contains(from, "://") {
+		return quote(from)
+	}
+	return quote("http://" + from)
+}
+
+// quote makes one Caddyfile token of a text.
+func quote(s string) string {
+	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(s) + `"`
+}
+
+// load makes Caddy serve.
+func (o proxyOptions) load() error {
+	text, err := o.config()
+	if err != nil {
+		return err
+	}
+	adapter := caddyconfig.GetAdapter("caddyfile")
+	cfg, warnings, err := adapter.Adapt(caddyfile.Format(text), map[string]any{"filename": "command line"})
+	if err != nil {
+		return err
+	}
+	for _, w := range warnings {
+		caddy.Log().Warn(w.Message)
+	}
+	if cfg, err = listenOn(cfg, o.from); err != nil {
+		return err
+	}
+	return caddy.Load(cfg, true)
+}
+
+// listenOn makes the one server listen on the host of --from: in a Caddyfile
+// the host of an address is what clients ask for, not where to listen.
+func listenOn(cfg []byte, from string) ([]byte, error) {
+	if strings.Contains(from, "://") {
+		return cfg, nil
+	}
+	host, port, err := net.SplitHostPort(from)
+	if err != nil {
+		return nil, fmt.Errorf("--from %q: want an address such as :8080 or 127.0.0.1:8080", from)
+	}
+	var c struct {
+		Admin   json.RawMessage            `json:"admin,omitempty"`
+		Logging json.RawMessage            `json:"logging,omitempty"`
+		Apps    map[string]json.RawMessage `json:"apps"`
+	}
+	var h struct {
+		GracePeriod json.RawMessage                       `json:"grace_period,omitempty"`
+		Servers     map[string]map[string]json.RawMessage `json:"servers"`
+	}
+	if err := errors.Join(json.Unmarshal(cfg, &c), json.Unmarshal(c.Apps["http"], &h)); err != nil {
+		return nil, err
+	}
+	for _, s := range h.Servers {
+		s["listen"] = caddyconfig.JSON([]string{net.JoinHostPort(host, port)}, nil)
+		var routes []map[string]json.RawMessage
+		if err := json.Unmarshal(s["routes"], &routes); err != nil {
+			return nil, err
+		}
+		for _, r := range routes {
+			delete(r, "match")
+		}
+		s["routes"] = caddyconfig.JSON(routes, nil)
+	}
+	c.Apps["http"] = caddyconfig.JSON(h, nil)
+	return json.Marshal(c)
+}
+
+func cmdProxy(fs caddycmd.Flags) (int, error) {
+	to, err := fs.GetStringSlice("to")
+	if err != nil {
+		return caddy.ExitCodeFailedStartup, err
+	}
+	o := proxyOptions{
+		from: fs.String("from"), to: to, key: fs.String("key"), apiKey: fs.String("api-key"),
+		open: fs.Bool("open"), accessLog: fs.Bool("access-log"), debug: fs.Bool("debug"),
+	}
+	caddy.TrapSignals()
+	if err := o.load(); err != nil {
+		return caddy.ExitCodeFailedStartup, err
+	}
+	fmt.Fprintf(os.Stderr, "llmgw serves on %s\n", o.from)
+	select {}
+}
+
+// maxDemo bounds the number of simulated replicas.
+const maxDemo = 64
+
+func cmdDemo(fs caddycmd.Flags) (int, error) {
+	n := fs.Int("replicas")
+	if n < 1 || n > maxDemo {
+		return caddy.ExitCodeFailedStartup, fmt.Errorf("--replicas %d: must be from 1 to %d", n, maxDemo)
+	}
+	ctx, stop := untilStopped()
+	defer stop()
+	var o proxyOptions
+	o.from, o.admin = fs.String("from"), "off"
+	ended := make(chan error, n)
+	for range n {
+		address, err := startSim(ctx, sim.DefaultConfig(), "127.0.0.1:0", ended)
+		if err != nil {
+			return caddy.ExitCodeFailedStartup, err
+		}
+		o.to = append(o.to, address)
+	}
+	if err := o.load(); err != nil {
+		return caddy.ExitCodeFailedStartup, err
+	}
+	fmt.Printf(`
+llmgw serves on http://%[1]s before %[2]d simulated replicas: %[3]s
+Try it:
+
+  curl -N http://%[1]s/v1/chat/completions -H 'Content-Type: application/json' \
+    -d '{"model":"sim","stream":true,"messages":[{"role":"user","content":"Hello"}]}'
+
+Ctrl-C ends everything.
+`, o.from, n, strings.Join(o.to, " "))
+	select {
+	case <-ctx.Done():
+	case err := <-ended:
+		return caddy.ExitCodeFailedStartup, fmt.Errorf("a simulated replica ended: %w", err)
+	}
+	stop()
+	return caddy.ExitCodeSuccess, caddy.Stop()
+}
+
+// startSim runs a simulated engine until ctx ends.
+func startSim(ctx context.Context, cfg sim.Config, listen string, ended chan<- error) (address string, err error) {
+	engine, err := sim.New(cfg)
+	if err != nil {
+		return "", err
+	}
+	ln, err := net.Listen("tcp", listen)
+	if err != nil {
+		engine.Close()
+		return "", err
+	}
+	go func() {
+		defer engine.Close()
+		ended <- engine.Run(ctx, ln)
+	}()
+	return ln.Addr().String(), nil
+}

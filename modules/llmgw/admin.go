@@ -1,0 +1,141 @@
+package llmgw
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/llmgw/llmgw/modules/internal/exchange"
+	"github.com/llmgw/llmgw/modules/internal/fleet"
+	"github.com/llmgw/llmgw/modules/internal/openai"
+	"github.com/llmgw/llmgw/modules/internal/pipeline"
+	"github.com/llmgw/llmgw/modules/schedule"
+)
+
+// ErrNotFound says that an operator named something that there is not.
+var ErrNotFound = errors.New("not found")
+
+// ReplicaStatus is what is known of one replica. A number that nobody knows is
+// null.
+type ReplicaStatus struct {
+	Replica string   `json:"replica"`
+	State   string   `json:"state"`
+	Reason  string   `json:"reason,omitempty"`
+	Since   *string  `json:"since,omitempty"`
+	Models  []string `json:"models"`
+	Pools   []string `json:"pools"`
+	// Lists is what the engine's own /v1/models has; null if it was never read.
+	Lists []string `json:"lists"`
+
+	Inflight      int      `json:"inflight"`
+	PendingTokens int64    `json:"pending_tokens"`
+	Waiting       *float64 `json:"waiting"`
+	Running       *float64 `json:"running"`
+	KVUsage       *float64 `json:"kv_usage"`
+	BatchCapacity *float64 `json:"batch_capacity"`
+	DrainRate     *float64 `json:"drain_rate"`
+
+	// Metrics is ok, stale, none (the engine has no metrics page) or unknown.
+	Metrics      string   `json:"metrics"`
+	MetricsError string   `json:"metrics_error,omitempty"`
+	Missing      []string `json:"metrics_missing,omitempty"`
+	AgeSeconds   *float64 `json:"metrics_age_seconds"`
+}
+
+// ListReplicas returns all replicas, sorted by ID.
+func (a *App) ListReplicas() []ReplicaStatus {
+	list := []ReplicaStatus{}
+	for _, r := range a.shared.fleet.Replicas() {
+		list = append(list, a.replicaStatus(r))
+	}
+	return list
+}
+
+func (a *App) replicaStatus(r *fleet.Replica) ReplicaStatus {
+	at := now()
+	var c schedule.Replica
+	r.Fill(&c, at)
+	s := ReplicaStatus{
+		Replica: r.ID, State: c.State.String(), Inflight: c.Inflight, PendingTokens: c.PendingTokens,
+		Waiting: number(c.Waiting), Running: number(c.Running), KVUsage: number(c.KVUsage),
+		BatchCapacity: number(c.BatchCapacity), DrainRate: number(c.DrainRate),
+		Models: []string{}, Pools: []string{}, Metrics: "unknown",
+	}
+	if reason, since := r.Health.Reason(); reason != "" {
+		text := since.UTC().Format(time.RFC3339)
+		s.Reason, s.Since = reason, &text
+	}
+	s.Lists, _ = r.Models()
+	for _, m := range a.runtime.Catalog.Models() {
+		for _, e := range m.Endpoints {
+			if e.Replica != r {
+				continue
+			}
+			s.Models = append(s.Models, m.Name)
+			if !slices.Contains(s.Pools, e.Pool) {
+				s.Pools = append(s.Pools, e.Pool)
+			}
+		}
+	}
+	stats := r.Stats()
+	s.Missing, s.MetricsError = stats.Missing, stats.Failed
+	switch {
+	case stats.Failed != "":
+		s.Metrics = "stale"
+	case stats.NoMetrics:
+		s.Metrics = "none"
+	case !stats.At.IsZero():
+		s.Metrics = "ok"
+	}
+	if !stats.At.IsZero() {
+		age := at.Sub(stats.At).Seconds()
+		s.AgeSeconds = &age
+	}
+	return s
+}
+
+func number(g schedule.Gauge) *float64 {
+	if !g.Known() {
+		return nil
+	}
+	v := math.Round(float64(g)*1e6) / 1e6
+	return &v
+}
+
+// Drain starts or ends the drain of a replica and returns its status; false if
+// there is no such replica.
+func (a *App) Drain(id string, on bool) (ReplicaStatus, bool) {
+	r := a.shared.fleet.Find(id)
+	if r == nil {
+		return ReplicaStatus{}, false
+	}
+	r.SetDraining(on)
+	return a.replicaStatus(r), true
+}
+
+// Explanation is a decision for a model that was not carried out.
+type Explanation struct {
+	Model string `json:"model"`
+	pipeline.Explanation
+}
+
+// Verdict is what a decision found about one candidate.
+type Verdict = pipeline.Verdict
+
+// Explain decides as for a request with these fields, without sending it.
+// profile "" is the model's; session is what the session header would hold.
+func (a *App) Explain(f openai.Fields, profile, session string) (Explanation, error) {
+	m := a.runtime.Catalog.Resolve(f.Model)
+	if m == nil {
+		return Explanation{}, fmt.Errorf("the model %q: %w; there are: %q", f.Model, ErrNotFound, a.runtime.Catalog.Names())
+	}
+	if profile != "" && !a.HasProfile(profile) {
+		return Explanation{}, fmt.Errorf("the routing profile %q: %w", profile, ErrNotFound)
+	}
+	if session == "" {
+		session = f.User
+	}
+	return Explanation{m.Name, a.runtime.Explain(m, profile, session, f.PromptBytes, exchange.OutputTokens(&f))}, nil
+}

@@ -1,0 +1,154 @@
+// Package llmgw is the Caddy app of the gateway: it turns config into the
+// catalog and the routing profiles, holds the state that outlives configs, and
+// is where the HTTP modules meet.
+package llmgw
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"go.uber.org/zap"
+
+	"github.com/llmgw/llmgw/modules/internal/catalog"
+	"github.com/llmgw/llmgw/modules/internal/exchange"
+)
+
+func init() {
+	caddy.RegisterModule(new(App))
+}
+
+// App holds the models, the replicas that serve them, and how requests are
+// routed between these. In a Caddyfile it is the global option `llmgw`.
+type App struct {
+	// How often each replica's metrics page is read. Default: 1s
+	ScrapeInterval caddy.Duration `json:"scrape_interval,omitempty"`
+
+	// The routing profile of models and keys that name none. Default: chat
+	DefaultProfile string `json:"default_profile,omitempty"`
+
+	// Routing profiles, by name. A shipped one (chat, batch, long-context,
+	// debug) is changed by what is given here, any other name adds one.
+	Routing map[string]*Routing `json:"routing,omitempty"`
+
+	// How requests of one conversation find the replica that served it before.
+	// Models may override it.
+	Prefix *Prefix `json:"prefix,omitempty"`
+
+	// The models that are served.
+	Models []*Model `json:"models,omitempty"`
+
+	// Replicas whose models are read from their /v1/models, now and whenever
+	// they come back.
+	Endpoints []*Endpoint `json:"endpoints,omitempty"`
+
+	shared  *shared
+	log     *zap.Logger
+	runtime *exchange.Runtime
+	detach  func()
+	start   sync.Once
+	// holds counts this config itself and its open exchanges. Exchanges run on
+	// after the config is replaced, and need the shared state until they end.
+	holds     atomic.Int64
+	cleaned   sync.Once
+	release   []func()
+	targets   targets
+	transport transports
+	defaults  catalog.Model
+	statics   statics
+}
+
+// CaddyModule returns the Caddy module information.
+func (*App) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "llmgw",
+		New: func() caddy.Module { return new(App) },
+	}
+}
+
+// Provision takes a hold on the shared state and builds what the config says.
+// It starts nothing.
+func (a *App) Provision(ctx caddy.Context) error {
+	a.log = ctx.Logger()
+	a.holds.Store(1)
+	s, err := holdShared()
+	if err != nil {
+		return err
+	}
+	a.shared = s
+	a.release = append(a.release, releaseShared)
+	if err := s.metrics.register(ctx.GetMetricsRegistry()); err != nil {
+		return fmt.Errorf("registering metrics: %w", err)
+	}
+	return a.build(ctx)
+}
+
+// Start makes this config the current one. Replicas are asked how they are
+// from now on.
+func (a *App) Start() error {
+	current.Store(a)
+	a.Runtime()
+	return nil
+}
+
+// Stop ends what Start began, unless a newer config has taken over already.
+// Requests that still run are not touched.
+func (a *App) Stop() error {
+	current.CompareAndSwap(a, nil)
+	a.start.Do(func() {}) // a request that comes later must not start anything
+	if a.detach != nil {
+		a.detach()
+	}
+	a.statics.end()
+	return nil
+}
+
+// Cleanup gives back this config's hold on the shared state.
+func (a *App) Cleanup() error {
+	a.cleaned.Do(func() {
+		a.statics.end()
+		a.hold(-1)
+	})
+	return nil
+}
+
+// hold adds to the count of holds and gives everything back at zero.
+func (a *App) hold(n int64) {
+	if a.holds.Add(n) > 0 {
+		return
+	}
+	for i := len(a.release) - 1; i >= 0; i-- {
+		a.release[i]()
+	}
+}
+
+// Runtime returns what this config's exchanges share. The first call starts
+// the shared work: apps start in no set order, and HTTP may serve before this
+// one does.
+func (a *App) Runtime() *exchange.Runtime {
+	a.start.Do(func() {
+		a.detach = a.shared.scraper.Attach(a.targets.list, a.runtime.Catalog.Relearn)
+		if len(a.runtime.Catalog.Learning()) > 0 {
+			a.runtime.Catalog.Relearn()
+		}
+	})
+	return a.runtime
+}
+
+// current is the config that serves; nil before the first and after the last.
+var current atomic.Pointer[App]
+
+// Current returns the app of the config that serves now, or nil.
+func Current() *App { return current.Load() }
+
+// now is the gateway's clock.
+func now() time.Time { return time.Now() }
+
+// Interface guards.
+var (
+	_ caddy.App          = (*App)(nil)
+	_ caddy.Provisioner  = (*App)(nil)
+	_ caddy.CleanerUpper = (*App)(nil)
+)

@@ -1,0 +1,312 @@
+package llmgw
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/textproto"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/llmgw/llmgw/modules/internal/catalog"
+	"github.com/llmgw/llmgw/modules/internal/exchange"
+	"github.com/llmgw/llmgw/modules/internal/fleet"
+	"github.com/llmgw/llmgw/modules/internal/scrape"
+)
+
+// The defaults of the config.
+const (
+	defaultScrapeInterval = time.Second
+	defaultProfile        = "chat"
+	defaultPool           = "default"
+	defaultPriority       = 100
+	defaultWeight         = 100
+	defaultSessionHeader  = "x-session-id"
+	defaultSessionLoad    = 1.25
+	defaultRetries        = 2
+	defaultTargetWaiting  = 4
+	defaultKVCeiling      = 0.90
+)
+
+// maxWeight bounds an endpoint's weight: beyond this a config means something
+// else.
+const maxWeight = 10000
+
+// build turns the config into the runtime. It reports all faults at once.
+func (a *App) build(ctx caddy.Context) error {
+	if a.ScrapeInterval == 0 {
+		a.ScrapeInterval = caddy.Duration(defaultScrapeInterval)
+	}
+	if a.ScrapeInterval < caddy.Duration(100*time.Millisecond) {
+		return fmt.Errorf("scrape_interval %v: must be at least 100ms", time.Duration(a.ScrapeInterval))
+	}
+	if a.DefaultProfile == "" {
+		a.DefaultProfile = defaultProfile
+	}
+	profiles, err := a.profiles(ctx)
+	if err != nil {
+		return err
+	}
+	if profiles[a.DefaultProfile] == nil {
+		return fmt.Errorf("default_profile %q: there is no such routing profile", a.DefaultProfile)
+	}
+	defaults, err := a.modelDefaults(a.Prefix)
+	if err != nil {
+		return err
+	}
+	a.defaults = defaults
+	a.targets.byReplica = make(map[*fleet.Replica]int)
+	var faults []error
+	var models []*catalog.Model
+	for _, m := range a.Models {
+		built, err := a.buildModel(m, defaults)
+		if err == nil && m.Routing != "" && profiles[m.Routing] == nil {
+			err = fmt.Errorf("routing %q: there is no such routing profile", m.Routing)
+		}
+		if err != nil {
+			faults = append(faults, fmt.Errorf("model %q: %w", m.Name, err))
+			continue
+		}
+		models = append(models, built)
+	}
+	var learning []*catalog.Endpoint
+	for _, e := range a.Endpoints {
+		if e.ServedModel != "" {
+			faults = append(faults, fmt.Errorf("endpoint %s: served_model needs a model around the endpoint",
+				strings.Join(e.Addresses, " ")))
+			continue
+		}
+		built, err := a.buildEndpoints(e, "")
+		faults = append(faults, err)
+		learning = append(learning, built...)
+	}
+	if err := errors.Join(faults...); err != nil {
+		return err
+	}
+	c, err := catalog.New(models, learning, defaults)
+	if err != nil {
+		return err
+	}
+	a.runtime = &exchange.Runtime{
+		Catalog: c, Profiles: profiles, DefaultProfile: a.DefaultProfile,
+		Retries: defaultRetries, Budget: a.shared.budget,
+		Opened: func() { a.hold(1) },
+		Ended: func(x *exchange.Exchange) {
+			a.shared.metrics.ended(x)
+			a.hold(-1)
+		},
+		Picked: a.shared.metrics.picked,
+		Now:    now,
+	}
+	return nil
+}
+
+// modelDefaults are the settings of a model that sets none, under the given
+// prefix settings, which may be nil.
+func (a *App) modelDefaults(prefixes ...*Prefix) (catalog.Model, error) {
+	m := catalog.Model{
+		SessionHeader: defaultSessionHeader, SessionLoad: defaultSessionLoad,
+		TargetWaiting: defaultTargetWaiting, KVCeiling: defaultKVCeiling,
+	}
+	for _, p := range prefixes {
+		if p == nil || p.Session == nil {
+			continue
+		}
+		s := p.Session
+		if s.Header != "" {
+			m.SessionHeader = s.Header
+		}
+		if s.Load != 0 {
+			m.SessionLoad = s.Load
+		}
+		if !(m.SessionLoad >= 1 && m.SessionLoad <= 100) {
+			return m, fmt.Errorf("session load %v: must be from 1 to 100; 1.25 lets sessions push a replica 25 %% above the mean", s.Load)
+		}
+		if s.Off {
+			m.SessionLoad = 0
+		}
+	}
+	m.SessionHeader = textproto.CanonicalMIMEHeaderKey(m.SessionHeader)
+	return m, nil
+}
+
+func (a *App) buildModel(m *Model, defaults catalog.Model) (*catalog.Model, error) {
+	if err := checkName(m.Name); err != nil {
+		return nil, err
+	}
+	for _, alias := range m.Aliases {
+		if err := checkName(alias); err != nil {
+			return nil, fmt.Errorf("alias: %w", err)
+		}
+	}
+	built, err := a.modelDefaults(a.Prefix, m.Prefix)
+	if err != nil {
+		return nil, err
+	}
+	built.Name, built.Aliases, built.Profile = m.Name, m.Aliases, m.Routing
+	for _, e := range m.Endpoints {
+		list, err := a.buildEndpoints(e, m.Name)
+		if err != nil {
+			return nil, err
+		}
+		for _, one := range list {
+			if slices.ContainsFunc(built.Endpoints, func(o *catalog.Endpoint) bool { return o.Replica == one.Replica }) {
+				return nil, fmt.Errorf("endpoint %s is named twice", one.Replica.ID)
+			}
+		}
+		built.Endpoints = append(built.Endpoints, list...)
+	}
+	return &built, nil
+}
+
+// maxName bounds a model's name; longer ones are a mistake.
+const maxName = 256
+
+func checkName(name string) error {
+	if name == "" {
+		return errors.New("a model needs a name")
+	}
+	if len(name) > maxName || strings.ContainsFunc(name, func(r rune) bool { return r < ' ' || r == 0x7f }) {
+		return fmt.Errorf("the name %q is longer than %d bytes or has control characters", name[:min(len(name), 64)], maxName)
+	}
+	return nil
+}
+
+// buildEndpoints makes one endpoint per address and registers each replica for
+// scraping. model is the model's name, "" for endpoints that are learned.
+func (a *App) buildEndpoints(e *Endpoint, model string) ([]*catalog.Endpoint, error) {
+	if len(e.Addresses) == 0 {
+		return nil, errors.New("an endpoint needs an address")
+	}
+	repl := caddy.NewReplacer()
+	proto := catalog.Endpoint{
+		Pool: e.Pool, Priority: defaultPriority, Weight: float64(e.Weight) / defaultWeight,
+		ServedModel: e.ServedModel, Engine: e.Engine, Metrics: e.Metrics,
+		TLS: catalog.TLS{CAFile: e.TLSCA, ServerName: e.TLSServerName, InsecureSkipVerify: e.TLSInsecureSkipVerify},
+	}
+	if proto.Pool == "" {
+		proto.Pool = defaultPool
+	}
+	if e.Priority != nil {
+		proto.Priority = *e.Priority
+	}
+	switch {
+	case e.Weight == 0:
+		proto.Weight = 1
+	case e.Weight < 0 || e.Weight > maxWeight:
+		return nil, fmt.Errorf("weight %d: must be from 1 to %d", e.Weight, maxWeight)
+	}
+	if e.Engine != "" && !slices.Contains(scrape.Engines(), e.Engine) {
+		return nil, fmt.Errorf("engine %q is not one of %s", e.Engine, strings.Join(scrape.Engines(), ", "))
+	}
+	for field := range e.Metrics {
+		if !slices.Contains(scrape.Fields, field) {
+			return nil, fmt.Errorf("metric %q is not one of %s", field, strings.Join(scrape.Fields, ", "))
+		}
+	}
+	if e.APIKey != "" {
+		key, err := repl.ReplaceOrErr(e.APIKey, true, true)
+		if err != nil {
+			return nil, fmt.Errorf("api_key: %w", err)
+		}
+		proto.APIKey = key
+	}
+	client, err := a.transport.client(proto.TLS)
+	if err != nil {
+		return nil, err
+	}
+	var built []*catalog.Endpoint
+	for _, address := range e.Addresses {
+		expanded, err := repl.ReplaceOrErr(address, true, true)
+		if err != nil {
+			return nil, fmt.Errorf("endpoint %s: %w", address, err)
+		}
+		u, err := fleet.ParseURL(expanded)
+		if err != nil {
+			return nil, fmt.Errorf("endpoint: %w", err)
+		}
+		one := proto
+		replica, release := a.shared.fleet.Hold(u)
+		a.release = append(a.release, release)
+		one.Replica = replica
+		built = append(built, &one)
+		served := one.ServedModel
+		if served == "" {
+			served = model
+		}
+		a.targets.add(scrape.Target{
+			Replica: replica, Engine: one.Engine, Metrics: one.Metrics, APIKey: one.APIKey,
+			Client: client, Interval: time.Duration(a.ScrapeInterval),
+		}, served)
+	}
+	return built, nil
+}
+
+// targets collects what to scrape: one target per replica, even where it
+// serves several models.
+type targets struct {
+	list      []scrape.Target
+	byReplica map[*fleet.Replica]int
+}
+
+func (t *targets) add(target scrape.Target, served string) {
+	i, ok := t.byReplica[target.Replica]
+	if !ok {
+		i = len(t.list)
+		t.byReplica[target.Replica] = i
+		t.list = append(t.list, target)
+	}
+	if served != "" {
+		t.list[i].Models = append(t.list[i].Models, served)
+	}
+}
+
+// transports makes one HTTP client per set of TLS settings for the side
+// channels (metrics, models, health).
+type transports struct {
+	clients map[catalog.TLS]*http.Client
+}
+
+func (t *transports) client(s catalog.TLS) (*http.Client, error) {
+	if c := t.clients[s]; c != nil {
+		return c, nil
+	}
+	config, err := TLSConfig(s)
+	if err != nil {
+		return nil, err
+	}
+	c := scrape.NewClient(&http.Transport{
+		TLSClientConfig: config,
+		// Engines close idle connections after 5 s; a scrape comes each second.
+		IdleConnTimeout: 4 * time.Second, MaxIdleConnsPerHost: 1,
+		ResponseHeaderTimeout: 2 * time.Second, DisableCompression: true,
+	})
+	if t.clients == nil {
+		t.clients = make(map[catalog.TLS]*http.Client)
+	}
+	t.clients[s] = c
+	return c, nil
+}
+
+// TLSConfig turns an endpoint's TLS settings into Go's.
+func TLSConfig(s catalog.TLS) (*tls.Config, error) {
+	c := &tls.Config{ServerName: s.ServerName, InsecureSkipVerify: s.InsecureSkipVerify, MinVersion: tls.VersionTLS12}
+	if s.CAFile == "" {
+		return c, nil
+	}
+	pem, err := os.ReadFile(s.CAFile)
+	if err != nil {
+		return nil, fmt.Errorf("tls_ca: %w", err)
+	}
+	c.RootCAs = x509.NewCertPool()
+	if !c.RootCAs.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("tls_ca %s: no certificate in it", s.CAFile)
+	}
+	return c, nil
+}

@@ -1,0 +1,229 @@
+package llmgw
+
+import (
+	"encoding/json"
+	"strconv"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
+)
+
+func init() {
+	httpcaddyfile.RegisterGlobalOption("llmgw", parseGlobalOption)
+}
+
+// parseGlobalOption reads the global option `llmgw`. Every line is optional:
+//
+//	llmgw {
+//		scrape_interval <duration>
+//		default_profile <profile>
+//		routing <profile> {
+//			score <scorer> <weight> [{ <scorer's options> }]
+//			filter <filter> [<filter's options>]
+//			pick <picker> [<picker's options>]
+//		}
+//		prefix {
+//			session <header> [<load>] | off
+//		}
+//		model <name> {
+//			alias <name...>
+//			routing <profile>
+//			prefix { ... }
+//			endpoint <address...> { ... }
+//		}
+//		endpoint <address...> {
+//			pool <name>
+//			priority <number>
+//			weight <number>
+//			served_model <name>
+//			engine vllm|sglang|llamacpp
+//			api_key <key>
+//			metric waiting|running|kv_usage <name>
+//			tls_ca <file>
+//			tls_server_name <name>
+//			tls_insecure_skip_verify
+//		}
+//	}
+//
+// The option may be given several times; the blocks are merged.
+func parseGlobalOption(d *caddyfile.Dispenser, existing any) (any, error) {
+	app := new(App)
+	if prior, ok := existing.(httpcaddyfile.App); ok {
+		if err := json.Unmarshal(prior.Value, app); err != nil {
+			return nil, d.WrapErr(err)
+		}
+	}
+	if err := app.UnmarshalCaddyfile(d); err != nil {
+		return nil, err
+	}
+	return httpcaddyfile.App{Name: "llmgw", Value: caddyconfig.JSON(app, nil)}, nil
+}
+
+// UnmarshalCaddyfile reads the global option; see [parseGlobalOption].
+func (a *App) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+	d.Next() // llmgw
+	if d.NextArg() {
+		return d.ArgErr()
+	}
+	for d.NextBlock(0) {
+		var err error
+		switch d.Val() {
+		case "scrape_interval":
+			err = durationArg(d, &a.ScrapeInterval)
+		case "default_profile":
+			err = oneArg(d, &a.DefaultProfile)
+		case "routing":
+			err = a.parseRouting(d)
+		case "prefix":
+			err = parsePrefix(d, &a.Prefix)
+		case "model":
+			err = a.parseModel(d)
+		case "endpoint":
+			err = parseEndpoint(d, &a.Endpoints)
+		default:
+			err = d.Errf("unknown llmgw option %q", d.Val())
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (a *App) parseRouting(d *caddyfile.Dispenser) error {
+	var name string
+	if err := oneArg(d, &name); err != nil {
+		return err
+	}
+	if a.Routing == nil {
+		a.Routing = make(map[string]*Routing)
+	}
+	r := a.Routing[name]
+	if r == nil {
+		r = new(Routing)
+		a.Routing[name] = r
+	}
+	for nesting := d.Nesting(); d.NextBlock(nesting); {
+		switch d.Val() {
+		case "score":
+			if err := r.parseScore(d); err != nil {
+				return err
+			}
+		case "filter":
+			raw, err := parsePlugin(d, "llmgw.filters.")
+			if err != nil {
+				return err
+			}
+			r.FiltersRaw = append(r.FiltersRaw, raw)
+		case "pick":
+			raw, err := parsePlugin(d, "llmgw.pickers.")
+			if err != nil {
+				return err
+			}
+			r.PickerRaw = raw
+		default:
+			return d.Errf("unknown routing option %q: use score, filter or pick", d.Val())
+		}
+	}
+	return nil
+}
+
+// parseScore reads `score <scorer> <weight>` and hands what follows to the
+// scorer's own parser.
+func (r *Routing) parseScore(d *caddyfile.Dispenser) error {
+	if d.CountRemainingArgs() < 2 {
+		return d.ArgErr()
+	}
+	d.NextArg()
+	segment := d.NextSegment()
+	weight, err := strconv.ParseFloat(segment[1].Text, 64)
+	if err != nil {
+		return d.Errf("weight %q of scorer %s is not a number", segment[1].Text, segment[0].Text)
+	}
+	tokens := append([]caddyfile.Token{segment[0]}, segment[2:]...)
+	inner := caddyfile.NewDispenser(tokens)
+	inner.Next()
+	raw, err := parseModule(inner, "llmgw.scorers.")
+	if err != nil {
+		return err
+	}
+	r.Scorers = append(r.Scorers, WeightedScorer{Weight: weight, ScorerRaw: raw})
+	return nil
+}
+
+// parsePlugin reads a plugin's name and hands what follows to its own parser.
+func parsePlugin(d *caddyfile.Dispenser, namespace string) (json.RawMessage, error) {
+	if !d.NextArg() {
+		return nil, d.ArgErr()
+	}
+	return parseModule(d, namespace)
+}
+
+func parseModule(d *caddyfile.Dispenser, namespace string) (json.RawMessage, error) {
+	name := d.Val()
+	m, err := caddyfile.UnmarshalModule(d, namespace+name)
+	if err != nil {
+		return nil, err
+	}
+	return caddyconfig.JSONModuleObject(m, "name", name, nil), nil
+}
+
+func parsePrefix(d *caddyfile.Dispenser, into **Prefix) error {
+	if d.NextArg() {
+		return d.ArgErr()
+	}
+	if *into == nil {
+		*into = new(Prefix)
+	}
+	for nesting := d.Nesting(); d.NextBlock(nesting); {
+		if d.Val() != "session" {
+			return d.Errf("unknown prefix option %q: use session", d.Val())
+		}
+		args := d.RemainingArgs()
+		s := new(Session)
+		switch {
+		case len(args) == 1 && args[0] == "off":
+			s.Off = true
+		case len(args) == 1 || len(args) == 2:
+			s.Header = args[0]
+			if len(args) == 2 {
+				load, err := strconv.ParseFloat(args[1], 64)
+				if err != nil {
+					return d.Errf("session load %q is not a number", args[1])
+				}
+				s.Load = load
+			}
+		default:
+			return d.ArgErr()
+		}
+		(*into).Session = s
+	}
+	return nil
+}
+
+// durationArg reads exactly one duration.
+func durationArg(d *caddyfile.Dispenser, into *caddy.Duration) error {
+	option, text := d.Val(), ""
+	if err := oneArg(d, &text); err != nil {
+		return err
+	}
+	v, err := caddy.ParseDuration(text)
+	if err != nil {
+		return d.Errf("%s: %q is not a duration such as 1s or 500ms", option, text)
+	}
+	*into = caddy.Duration(v)
+	return nil
+}
+
+// oneArg reads exactly one argument.
+func oneArg(d *caddyfile.Dispenser, into *string) error {
+	if !d.AllArgs(into) {
+		return d.ArgErr()
+	}
+	return nil
+}
+
+// Interface guard.
+var _ caddyfile.Unmarshaler = (*App)(nil)

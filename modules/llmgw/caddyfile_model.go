@@ -1,0 +1,116 @@
+package llmgw
+
+import (
+	"strconv"
+
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+)
+
+func (a *App) parseModel(d *caddyfile.Dispenser) error {
+	m := new(Model)
+	if err := oneArg(d, &m.Name); err != nil {
+		return err
+	}
+	for _, other := range a.Models {
+		if other.Name == m.Name {
+			return d.Errf("model %q is declared twice", m.Name)
+		}
+	}
+	for nesting := d.Nesting(); d.NextBlock(nesting); {
+		var err error
+		switch d.Val() {
+		case "alias":
+			args := d.RemainingArgs()
+			if len(args) == 0 {
+				return d.ArgErr()
+			}
+			m.Aliases = append(m.Aliases, args...)
+		case "routing":
+			err = oneArg(d, &m.Routing)
+		case "prefix":
+			err = parsePrefix(d, &m.Prefix)
+		case "endpoint":
+			err = parseEndpoint(d, &m.Endpoints)
+		default:
+			err = d.Errf("unknown model option %q", d.Val())
+		}
+		if err != nil {
+			return err
+		}
+	}
+	a.Models = append(a.Models, m)
+	return nil
+}
+
+func parseEndpoint(d *caddyfile.Dispenser, into *[]*Endpoint) error {
+	e := &Endpoint{Addresses: d.RemainingArgs()}
+	if len(e.Addresses) == 0 {
+		return d.ArgErr()
+	}
+	for nesting := d.Nesting(); d.NextBlock(nesting); {
+		if err := e.parseOption(d); err != nil {
+			return err
+		}
+	}
+	*into = append(*into, e)
+	return nil
+}
+
+func (e *Endpoint) parseOption(d *caddyfile.Dispenser) error {
+	switch option := d.Val(); option {
+	case "pool":
+		return oneArg(d, &e.Pool)
+	case "priority":
+		n, err := intArg(d)
+		e.Priority = &n
+		return err
+	case "weight":
+		n, err := intArg(d)
+		if err == nil && (n < 1 || n > maxWeight) {
+			return d.Errf("weight %d: must be from 1 to %d", n, maxWeight)
+		}
+		e.Weight = n
+		return err
+	case "served_model":
+		return oneArg(d, &e.ServedModel)
+	case "engine":
+		return oneArg(d, &e.Engine)
+	case "api_key":
+		return oneArg(d, &e.APIKey)
+	case "metric":
+		var field, name string
+		if !d.AllArgs(&field, &name) {
+			return d.ArgErr()
+		}
+		if e.Metrics == nil {
+			e.Metrics = make(map[string]string)
+		}
+		e.Metrics[field] = name
+		return nil
+	case "tls_ca":
+		return oneArg(d, &e.TLSCA)
+	case "tls_server_name":
+		return oneArg(d, &e.TLSServerName)
+	case "tls_insecure_skip_verify":
+		if d.NextArg() {
+			return d.ArgErr()
+		}
+		e.TLSInsecureSkipVerify = true
+		return nil
+	default:
+		return d.Errf("unknown endpoint option %q", option)
+	}
+}
+
+// intArg reads exactly one whole number.
+func intArg(d *caddyfile.Dispenser) (int, error) {
+	option, text := d.Val(), ""
+	if err := oneArg(d, &text); err != nil {
+		return 0, err
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil {
+		return 0, d.Errf("%s: %q is not a whole number", option, text)
+	}
+	return n, nil
+}

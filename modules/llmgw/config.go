@@ -1,0 +1,109 @@
+package llmgw
+
+import (
+	"encoding/json"
+)
+
+// Model is one model that is served under a logical name.
+type Model struct {
+	// The name that clients ask for.
+	Name string `json:"name"`
+
+	// Other names for it.
+	Aliases []string `json:"aliases,omitempty"`
+
+	// Its routing profile. Default: the app's default_profile
+	Routing string `json:"routing,omitempty"`
+
+	// Overrides the app's prefix settings for this model.
+	Prefix *Prefix `json:"prefix,omitempty"`
+
+	// The replicas that serve it.
+	Endpoints []*Endpoint `json:"endpoints,omitempty"`
+}
+
+// Endpoint is one or several replicas with the same settings.
+type Endpoint struct {
+	// Where they are: `host:port`, or a URL with http or https. Placeholders
+	// are expanded once, when the config is loaded.
+	Addresses []string `json:"addresses"`
+
+	// The pool that they belong to. Default: default
+	Pool string `json:"pool,omitempty"`
+
+	// The pool with the highest priority is filled first, and the next one
+	// when it is saturated. Default: 100
+	Priority *int `json:"priority,omitempty"`
+
+	// How much load each should carry in relation to others, from 1 to
+	// 10000. Default: 100
+	Weight int `json:"weight,omitempty"`
+
+	// The name by which the engine knows the model. Default: the model's name
+	ServedModel string `json:"served_model,omitempty"`
+
+	// The engine: vllm, sglang or llamacpp. Default: told from its metrics
+	Engine string `json:"engine,omitempty"`
+
+	// The key that the engine asks for. Placeholders are expanded once, when
+	// the config is loaded. Default: none is sent
+	APIKey string `json:"api_key,omitempty"`
+
+	// Metric names that differ from the engine's usual ones, by field
+	// (waiting, running, kv_usage).
+	Metrics map[string]string `json:"metrics,omitempty"`
+
+	// A PEM file with the certificate authorities to trust for https.
+	// Default: the system's
+	TLSCA string `json:"tls_ca,omitempty"`
+
+	// The name that the replica's certificate must hold. Default: its host
+	TLSServerName string `json:"tls_server_name,omitempty"`
+
+	// Accepts any certificate: only for tests.
+	TLSInsecureSkipVerify bool `json:"tls_insecure_skip_verify,omitempty"`
+}
+
+// Prefix is how requests find replicas that know their beginning.
+type Prefix struct {
+	// Session affinity.
+	Session *Session `json:"session,omitempty"`
+}
+
+// Session is session affinity: requests of one session go to one replica as
+// long as that keeps the load in bounds.
+type Session struct {
+	// The request header that identifies a session; without it OpenAI's `user`
+	// does. Default: x-session-id
+	Header string `json:"header,omitempty"`
+
+	// How far above the mean load sessions may push a replica: 1.25 is 25 %.
+	// At least 1. Default: 1.25
+	Load float64 `json:"load,omitempty"`
+
+	// Turns session affinity off.
+	Off bool `json:"off,omitempty"`
+}
+
+// Routing is a routing profile: scorers whose weighted sum values each
+// replica, and a picker that chooses by it.
+type Routing struct {
+	// The scorers and their weights. For a shipped profile these are added to
+	// its own; a weight of 0 takes a scorer away.
+	Scorers []WeightedScorer `json:"scorers,omitempty"`
+
+	// Filters that drop replicas before any scorer sees them.
+	FiltersRaw []json.RawMessage `json:"filters,omitempty" caddy:"namespace=llmgw.filters inline_key=name"`
+
+	// How one is chosen. Default: p2c, or the shipped profile's own
+	PickerRaw json.RawMessage `json:"picker,omitempty" caddy:"namespace=llmgw.pickers inline_key=name"`
+}
+
+// WeightedScorer is a scorer and its weight.
+type WeightedScorer struct {
+	// The weight; 0 takes the scorer of this name away.
+	Weight float64 `json:"weight"`
+
+	// The scorer.
+	ScorerRaw json.RawMessage `json:"scorer,omitempty" caddy:"namespace=llmgw.scorers inline_key=name"`
+}

@@ -1,0 +1,91 @@
+package llmgw
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/llmgw/llmgw/modules/internal/fleet"
+	"github.com/llmgw/llmgw/modules/schedule"
+)
+
+// liveCollector reads what replicas are like at the moment of a scrape, so
+// that no request pays for keeping gauges up to date.
+type liveCollector struct {
+	fleet *fleet.Fleet
+
+	inflight, waiting, running, kv, stale, score, scorer, replicas *prometheus.Desc
+}
+
+func newLiveCollector(f *fleet.Fleet) *liveCollector {
+	desc := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc("llmgw_"+name, help, labels, nil)
+	}
+	return &liveCollector{
+		fleet:    f,
+		inflight: desc("endpoint_inflight", "The gateway's own requests on the replica.", "replica"),
+		waiting:  desc("endpoint_waiting", "Requests that wait in the engine, as last scraped; absent if unknown.", "replica"),
+		running:  desc("endpoint_running", "Requests that run in the engine, as last scraped; absent if unknown.", "replica"),
+		kv:       desc("endpoint_kv_usage", "Share of KV blocks in use, 0 to 1, as last scraped; absent if unknown.", "replica"),
+		stale:    desc("endpoint_metrics_stale", "1 if the replica's last scrape failed.", "replica"),
+		score:    desc("endpoint_score", "The total score that the replica would get now from the model's routing profile.", "model", "replica"),
+		scorer:   desc("scorer_value", "What a scorer of the model's routing profile would give the replica now.", "model", "replica", "scorer"),
+		replicas: desc("replicas", "Replicas by state.", "model", "state"),
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (c *liveCollector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{c.inflight, c.waiting, c.running, c.kv, c.stale, c.score, c.scorer, c.replicas} {
+		ch <- d
+	}
+}
+
+// states are all states, so that a count that falls to nothing is shown as 0.
+var states = []schedule.State{schedule.Ready, schedule.Draining, schedule.Down, schedule.Cooling}
+
+// Collect implements prometheus.Collector.
+func (c *liveCollector) Collect(ch chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	at := now()
+	for _, r := range c.fleet.Replicas() {
+		var s schedule.Replica
+		r.Fill(&s, at)
+		gauge(c.inflight, float64(s.Inflight), r.ID)
+		for _, v := range []struct {
+			desc  *prometheus.Desc
+			value schedule.Gauge
+		}{{c.waiting, s.Waiting}, {c.running, s.Running}, {c.kv, s.KVUsage}} {
+			if v.value.Known() {
+				gauge(v.desc, float64(v.value), r.ID)
+			}
+		}
+		stale := 0.0
+		if s.Stale {
+			stale = 1
+		}
+		gauge(c.stale, stale, r.ID)
+	}
+	app := Current()
+	if app == nil {
+		return
+	}
+	for _, m := range app.runtime.Catalog.Models() {
+		counts := make(map[schedule.State]int)
+		for _, e := range m.Endpoints {
+			counts[e.Replica.State()]++
+		}
+		for _, s := range states {
+			gauge(c.replicas, float64(counts[s]), m.Name, s.String())
+		}
+		for _, v := range app.runtime.Explain(m, "", "", 0, 0).Candidates {
+			if len(v.Scores) == 0 {
+				continue
+			}
+			gauge(c.score, v.Total, m.Name, v.Replica)
+			for _, s := range v.Scores {
+				gauge(c.scorer, s.Value, m.Name, v.Replica, s.Scorer)
+			}
+		}
+	}
+}

@@ -1,0 +1,171 @@
+package llmgw
+
+import (
+	"errors"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/llmgw/llmgw/modules/internal/exchange"
+	"github.com/llmgw/llmgw/modules/internal/fleet"
+)
+
+// metrics are the gateway's. The counters live in the shared state, so that
+// they survive a reload, and are registered in each config's new registry.
+// Label values come from closed sets: config, engines, statuses, never a
+// client.
+type metrics struct {
+	requests *prometheus.CounterVec
+	duration *prometheus.HistogramVec
+	ttft     *prometheus.HistogramVec
+	tpot     *prometheus.HistogramVec
+	tokens   *prometheus.CounterVec
+	overhead prometheus.Histogram
+	failures *prometheus.CounterVec
+	outcomes *prometheus.CounterVec
+	retries  *prometheus.CounterVec
+	bodies   prometheus.GaugeFunc
+	live     *liveCollector
+
+	models sync.Map // model name -> *modelMetrics
+}
+
+// modelMetrics are the children of one model, looked up once.
+type modelMetrics struct {
+	duration, ttft, tpot prometheus.Observer
+	prompt, completion   prometheus.Counter
+	status               sync.Map // pool + status -> prometheus.Counter
+}
+
+var (
+	secondsBuckets = []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 25, 60, 120, 300}
+	tokenBuckets   = []float64{.002, .005, .01, .015, .02, .03, .05, .075, .1, .2, .5, 1}
+	// An overhead of 2 ms at the 99th percentile is the promise.
+	overheadBuckets = []float64{.00005, .0001, .0002, .0005, .001, .002, .005, .01, .05}
+)
+
+func newMetrics(f *fleet.Fleet, budget *exchange.Budget) *metrics {
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "llmgw_" + name, Help: help}, labels)
+	}
+	histogram := func(name, help string, buckets []float64) *prometheus.HistogramVec {
+		return prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "llmgw_" + name, Help: help, Buckets: buckets}, []string{"model"})
+	}
+	return &metrics{
+		requests: counter("requests_total", "Requests that ended, by what the client got.", "model", "pool", "status"),
+		outcomes: counter("outcomes_total", "Requests that ended, by how they did.", "model", "outcome"),
+		duration: histogram("request_duration_seconds", "Time from the request's arrival to the end of its answer.", secondsBuckets),
+		ttft:     histogram("ttft_seconds", "Time from the request's arrival to the first token of a stream.", secondsBuckets),
+		tpot:     histogram("tpot_seconds", "Mean time per output token after the first, by stream.", tokenBuckets),
+		tokens:   counter("tokens_total", "Tokens as the engines counted them.", "model", "direction"),
+		overhead: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "llmgw_overhead_seconds", Buckets: overheadBuckets,
+			Help: "The gateway's own time in a request before it is sent to a replica, waits left out.",
+		}),
+		failures: counter("schedule_failures_total", "Decisions that found no replica, by reason.", "model", "reason"),
+		retries:  counter("retries_total", "Further replicas that requests were sent to after one failed.", "model"),
+		bodies: prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "llmgw_body_bytes", Help: "Bytes of request bodies that are held now.",
+		}, func() float64 { return float64(budget.Used()) }),
+		live: newLiveCollector(f),
+	}
+}
+
+func (m *metrics) collectors() []prometheus.Collector {
+	return []prometheus.Collector{
+		m.requests, m.outcomes, m.duration, m.ttft, m.tpot, m.tokens, m.overhead, m.failures, m.retries, m.bodies, m.live,
+	}
+}
+
+// register puts the collectors into a config's registry. One that is there
+// already, of an earlier app in the same config, serves as well: it is the
+// same.
+func (m *metrics) register(r *prometheus.Registry) error {
+	for _, c := range m.collectors() {
+		err := r.Register(c)
+		if _, again := errors.AsType[prometheus.AlreadyRegisteredError](err); err != nil && !again {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *metrics) model(name string) *modelMetrics {
+	if v, ok := m.models.Load(name); ok {
+		return v.(*modelMetrics)
+	}
+	v, _ := m.models.LoadOrStore(name, &modelMetrics{
+		duration: m.duration.WithLabelValues(name), ttft: m.ttft.WithLabelValues(name), tpot: m.tpot.WithLabelValues(name),
+		prompt: m.tokens.WithLabelValues(name, "prompt"), completion: m.tokens.WithLabelValues(name, "completion"),
+	})
+	return v.(*modelMetrics)
+}
+
+// statusKey finds the counter of a pool and a status.
+type statusKey struct {
+	pool   string
+	status int
+}
+
+func (m *metrics) status(mm *modelMetrics, model string, key statusKey) prometheus.Counter {
+	if v, ok := mm.status.Load(key); ok {
+		return v.(prometheus.Counter)
+	}
+	c := m.requests.WithLabelValues(model, key.pool, strconv.Itoa(key.status))
+	mm.status.Store(key, c)
+	return c
+}
+
+// ended counts an exchange that has ended.
+func (m *metrics) ended(x *exchange.Exchange) {
+	if x.Route.Kind == exchange.KindModels {
+		return
+	}
+	model, res, end := x.ModelName(), x.Result(), now()
+	mm := m.model(model)
+	m.status(mm, model, statusKey{x.Pool(), res.Status}).Inc()
+	m.outcomes.WithLabelValues(model, string(res.Outcome)).Inc()
+	mm.duration.Observe(end.Sub(x.Start).Seconds())
+	if !res.FirstToken.IsZero() {
+		mm.ttft.Observe(res.FirstToken.Sub(x.Start).Seconds())
+		if n := Completion(res); n > 1 && res.Outcome == exchange.OutcomeOK {
+			mm.tpot.Observe(end.Sub(res.FirstToken).Seconds() / float64(n-1))
+		}
+	}
+	if res.UsageKnown {
+		mm.prompt.Add(float64(res.Usage.Prompt))
+		mm.completion.Add(float64(res.Usage.Completion))
+	}
+	if !res.Sent.IsZero() {
+		m.overhead.Observe(x.Overhead().Seconds())
+	}
+	if n := x.Attempts(); n > 1 {
+		m.retries.WithLabelValues(model).Add(float64(n - 1))
+	}
+}
+
+// picked counts a decision that found no replica.
+func (m *metrics) picked(x *exchange.Exchange, failure string) {
+	if failure != "" {
+		m.failures.WithLabelValues(x.ModelName(), failure).Inc()
+	}
+}
+
+// Completion returns the output tokens of a result: the engine's count, else
+// the number of content events, which is close to it.
+func Completion(r exchange.Result) int64 {
+	if r.UsageKnown {
+		return r.Usage.Completion
+	}
+	return int64(r.Events)
+}
+
+// TTFT returns the time to the first token, or 0 if none came.
+func TTFT(x *exchange.Exchange, r exchange.Result) time.Duration {
+	if r.FirstToken.IsZero() {
+		return 0
+	}
+	return r.FirstToken.Sub(x.Start)
+}

@@ -1,0 +1,162 @@
+package llmgw
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/llmgw/llmgw/modules/internal/pipeline"
+	"github.com/llmgw/llmgw/modules/schedule"
+)
+
+// weighted is a scorer of a shipped profile.
+type weighted struct {
+	name   string
+	weight float64
+}
+
+// shippedProfiles are the routing profiles that need no config. Session
+// affinity is tier 0 of prefix awareness and weighs what prefix would: it
+// counts only for requests that have a session.
+var shippedProfiles = map[string]struct {
+	scorers []weighted
+	picker  string
+}{
+	"chat":         {[]weighted{{"session", 3}, {"queue", 1}, {"kv", 1}, {"inflight", 1}}, `{"name":"p2c"}`},
+	"batch":        {[]weighted{{"queue", 3}, {"kv", 1}, {"load", 1}, {"session", 0.5}, {"inflight", 1}}, `{"name":"max_score"}`},
+	"long-context": {[]weighted{{"kv", 3}, {"session", 2}, {"queue", 1}, {"pending", 1}, {"inflight", 1}}, `{"name":"softmax","temperature":0.2}`},
+	"debug":        {nil, `{"name":"round_robin"}`},
+}
+
+// defaultPicker is the picker of a profile that names none.
+const defaultPicker = `{"name":"p2c"}`
+
+// profiles builds the shipped routing profiles, changed by config, and those
+// that config adds.
+func (a *App) profiles(ctx caddy.Context) (map[string]*pipeline.Profile, error) {
+	profiles := make(map[string]*pipeline.Profile)
+	names := slices.Collect(maps.Keys(shippedProfiles))
+	for name := range a.Routing {
+		if _, shipped := shippedProfiles[name]; !shipped {
+			names = append(names, name)
+		}
+	}
+	var faults []error
+	for _, name := range names {
+		p, err := buildProfile(ctx, name, a.Routing[name])
+		if err != nil {
+			faults = append(faults, fmt.Errorf("routing %q: %w", name, err))
+		}
+		profiles[name] = p
+	}
+	return profiles, errors.Join(faults...)
+}
+
+func buildProfile(ctx caddy.Context, name string, r *Routing) (*pipeline.Profile, error) {
+	if r == nil {
+		r = new(Routing)
+	}
+	p := &pipeline.Profile{Name: name}
+	shipped, isShipped := shippedProfiles[name]
+	var order []string
+	weights := make(map[string]float64)
+	raw := make(map[string]json.RawMessage)
+	set := func(name string, weight float64, config json.RawMessage) {
+		if _, ok := weights[name]; !ok {
+			order = append(order, name)
+		}
+		weights[name], raw[name] = weight, config
+	}
+	for _, s := range shipped.scorers {
+		set(s.name, s.weight, nil)
+	}
+	if !isShipped {
+		// The router's own counts repair what scraping shows too late, so they
+		// always take part unless config says otherwise.
+		set("inflight", 1, nil)
+	}
+	for _, s := range r.Scorers {
+		name, config, err := splitName(s.ScorerRaw)
+		if err != nil {
+			return nil, fmt.Errorf("scorer: %w", err)
+		}
+		if !(s.Weight >= 0 && s.Weight <= 1e6) {
+			return nil, fmt.Errorf("score %s: weight %v must be from 0 to 1000000", name, s.Weight)
+		}
+		set(name, s.Weight, config)
+	}
+	for _, name := range order {
+		if weights[name] == 0 {
+			continue
+		}
+		v, err := ctx.LoadModuleByID("llmgw.scorers."+name, raw[name])
+		if err != nil {
+			return nil, fmt.Errorf("score %s: %w", name, err)
+		}
+		scorer, ok := v.(schedule.Scorer)
+		if !ok {
+			return nil, fmt.Errorf("score %s: %T is not a schedule.Scorer", name, v)
+		}
+		p.Scorers = append(p.Scorers, pipeline.WeightedScorer{Name: name, Weight: weights[name], Scorer: scorer})
+	}
+	for _, f := range r.FiltersRaw {
+		name, config, err := splitName(f)
+		if err != nil {
+			return nil, fmt.Errorf("filter: %w", err)
+		}
+		v, err := ctx.LoadModuleByID("llmgw.filters."+name, config)
+		if err != nil {
+			return nil, fmt.Errorf("filter %s: %w", name, err)
+		}
+		filter, ok := v.(schedule.Filter)
+		if !ok {
+			return nil, fmt.Errorf("filter %s: %T is not a schedule.Filter", name, v)
+		}
+		p.Filters = append(p.Filters, pipeline.NamedFilter{Name: name, Filter: filter})
+	}
+	return p, loadPicker(ctx, p, r.PickerRaw, shipped.picker)
+}
+
+func loadPicker(ctx caddy.Context, p *pipeline.Profile, raw json.RawMessage, shipped string) error {
+	if raw == nil {
+		raw = json.RawMessage(shipped)
+	}
+	if len(raw) == 0 {
+		raw = json.RawMessage(defaultPicker)
+	}
+	name, config, err := splitName(raw)
+	if err != nil {
+		return fmt.Errorf("picker: %w", err)
+	}
+	v, err := ctx.LoadModuleByID("llmgw.pickers."+name, config)
+	if err != nil {
+		return fmt.Errorf("pick %s: %w", name, err)
+	}
+	picker, ok := v.(schedule.Picker)
+	if !ok {
+		return fmt.Errorf("pick %s: %T is not a schedule.Picker", name, v)
+	}
+	p.PickerName, p.Picker = name, picker
+	return nil
+}
+
+// splitName takes the inline key "name" out of a plugin's config. Caddy's own
+// loader does the same, but keeps the name, and the name decides here whether
+// a scorer changes a shipped one.
+func splitName(raw json.RawMessage) (string, json.RawMessage, error) {
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &fields); err != nil {
+		return "", nil, fmt.Errorf("must be an object with a name: %w", err)
+	}
+	var name string
+	if err := json.Unmarshal(fields["name"], &name); err != nil || name == "" {
+		return "", nil, errors.New("must have a name")
+	}
+	delete(fields, "name")
+	config, err := json.Marshal(fields)
+	return name, config, err
+}

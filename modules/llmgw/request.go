@@ -1,0 +1,84 @@
+package llmgw
+
+import (
+	"context"
+	"maps"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/llmgw/llmgw/modules/internal/catalog"
+	"github.com/llmgw/llmgw/modules/internal/exchange"
+)
+
+// exchangeVar is the request variable that holds the Exchange. Caddy's map of
+// variables is there anyway; a context value would copy the request.
+const exchangeVar = "llmgw.exchange"
+
+// From returns the app of the config that is being provisioned.
+func From(ctx caddy.Context) (*App, error) {
+	app, err := ctx.App("llmgw")
+	if err != nil {
+		return nil, err
+	}
+	return app.(*App), nil
+}
+
+// HasProfile reports whether there is a routing profile of that name.
+func (a *App) HasProfile(name string) bool { return a.runtime.Profiles[name] != nil }
+
+// TLSSettings returns the TLS settings that the config's endpoints use.
+func (a *App) TLSSettings() []catalog.TLS { return slices.Collect(maps.Keys(a.transport.clients)) }
+
+// Exchange returns the exchange that an earlier handler opened for the
+// request, or nil.
+func Exchange(ctx context.Context) *exchange.Exchange {
+	x, _ := caddyhttp.GetVar(ctx, exchangeVar).(*exchange.Exchange)
+	return x
+}
+
+// Open begins an exchange for the request. The caller ends it.
+func (a *App) Open(r *http.Request, route *exchange.Route) *exchange.Exchange {
+	x := exchange.Open(a.Runtime(), r, route)
+	x.Anonymous = FromLoopback(r)
+	caddyhttp.SetVar(r.Context(), exchangeVar, x)
+	return x
+}
+
+// Join returns the request's exchange. In a route without `llm_api` it opens
+// one that ends with the request.
+func (a *App) Join(r *http.Request) *exchange.Exchange {
+	if x := Exchange(r.Context()); x != nil {
+		return x
+	}
+	route := exchange.FindRoute(r.URL.Path, nil)
+	if route == nil || route.Kind == exchange.KindModels {
+		route = &exchange.Route{Path: r.URL.Path, Method: r.Method}
+	}
+	x := a.Open(r, route)
+	context.AfterFunc(r.Context(), x.End)
+	return x
+}
+
+// FromLoopback reports whether the request comes from this machine: both the
+// connection's peer and, behind a trusted proxy, the client that it names.
+func FromLoopback(r *http.Request) bool {
+	client, _ := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string)
+	return isLoopback(r.RemoteAddr) && (client == "" || isLoopback(client))
+}
+
+func isLoopback(address string) bool {
+	if address == "@" { // the peer of a unix socket
+		return true
+	}
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		host = address
+	}
+	ip, err := netip.ParseAddr(host)
+	return err == nil && ip.Unmap().IsLoopback()
+}

@@ -1,0 +1,57 @@
+package llmgw
+
+import (
+	"log/slog"
+
+	"github.com/caddyserver/caddy/v2"
+	"go.uber.org/zap/exp/zapslog"
+
+	"github.com/llmgw/llmgw/modules/internal/exchange"
+	"github.com/llmgw/llmgw/modules/internal/fleet"
+	"github.com/llmgw/llmgw/modules/internal/scrape"
+)
+
+// bodyBudget bounds the bytes of all request bodies in flight in the process.
+const bodyBudget = 1 << 30
+
+// shared is the state that outlives configs: facts about the world, and the
+// counters that Prometheus expects not to fall.
+type shared struct {
+	fleet   *fleet.Fleet
+	scraper *scrape.Manager
+	budget  *exchange.Budget
+	metrics *metrics
+}
+
+// pool holds the one shared state for as long as a config or an exchange needs
+// it.
+var pool = caddy.NewUsagePool()
+
+const sharedKey = "llmgw"
+
+// holdShared returns the shared state and holds it until releaseShared is
+// called as often.
+func holdShared() (*shared, error) {
+	v, _, err := pool.LoadOrNew(sharedKey, func() (caddy.Destructor, error) {
+		f, b := fleet.New(now), exchange.NewBudget(bodyBudget)
+		return &shared{fleet: f, budget: b, scraper: scrape.New(logger, now), metrics: newMetrics(f, b)}, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return v.(*shared), nil
+}
+
+func releaseShared() { _, _ = pool.Delete(sharedKey) }
+
+// Destruct ends the shared work. The last config has detached by then.
+func (s *shared) Destruct() error {
+	s.scraper.Wait()
+	return nil
+}
+
+// logger returns the process's logger as it is now: the shared state outlives
+// the config whose logger it would otherwise keep.
+func logger() *slog.Logger {
+	return slog.New(zapslog.NewHandler(caddy.Log().Core(), zapslog.WithName("llmgw.fleet")))
+}

@@ -1,0 +1,221 @@
+// Package llmkeys tells who a client is, from the headers of its request
+// alone, and what it may do.
+package llmkeys
+
+import (
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/llmgw/llmgw/modules/internal/exchange"
+	"github.com/llmgw/llmgw/modules/internal/tenant"
+	"github.com/llmgw/llmgw/modules/llmgw"
+)
+
+func init() {
+	caddy.RegisterModule(new(Handler))
+	httpcaddyfile.RegisterHandlerDirective("llm_keys", func(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
+		k := new(Handler)
+		return k, k.UnmarshalCaddyfile(h.Dispenser)
+	})
+	httpcaddyfile.RegisterDirectiveOrder("llm_keys", httpcaddyfile.Before, "reverse_proxy")
+}
+
+// Handler checks API keys. A client sends its key as `Authorization: Bearer
+// KEY`, `x-api-key` (Anthropic's clients) or `api-key` (Azure's); it is removed
+// before the request goes on. Then the request's body is read and its model
+// looked up.
+//
+// While no keys are configured, `llm_api` decides who is served.
+type Handler struct {
+	// The keys.
+	Keys []Key `json:"keys,omitempty"`
+
+	app  *llmgw.App
+	ring *tenant.Keyring
+}
+
+// Key is one API key.
+type Key struct {
+	// The key itself. Placeholders such as {env.LLMGW_KEY} are expanded once,
+	// when the config is loaded; one that expands to nothing is an error.
+	Key string `json:"key"`
+
+	// What the key is called in logs. Default: key-1, key-2, ...
+	Name string `json:"name,omitempty"`
+
+	// The models and aliases that it may use. Default: all
+	Models []string `json:"models,omitempty"`
+
+	// Its routing profile. Default: the model's
+	Routing string `json:"routing,omitempty"`
+
+	// The routing profiles that it may choose by x-llmgw-profile.
+	Profiles []string `json:"profiles,omitempty"`
+
+	// Lets it pin a replica (x-llmgw-replica) and choose any routing profile.
+	Debug bool `json:"debug,omitempty"`
+}
+
+// CaddyModule returns the Caddy module information.
+func (*Handler) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "http.handlers.llm_keys",
+		New: func() caddy.Module { return new(Handler) },
+	}
+}
+
+// Provision expands and checks the keys.
+func (h *Handler) Provision(ctx caddy.Context) error {
+	app, err := llmgw.From(ctx)
+	if err != nil {
+		return err
+	}
+	h.app = app
+	repl := caddy.NewReplacer()
+	var keys []*tenant.Key
+	for i, k := range h.Keys {
+		if k.Name == "" {
+			k.Name = "key-" + strconv.Itoa(i+1)
+		}
+		for _, profile := range append(k.Profiles, k.Routing) {
+			if profile != "" && !app.HasProfile(profile) {
+				return fmt.Errorf("key %q: there is no routing profile %q", k.Name, profile)
+			}
+		}
+		// An unknown placeholder must not become a key that reads like one.
+		secret, err := repl.ReplaceOrErr(k.Key, false, true)
+		if err != nil {
+			return fmt.Errorf("key %q: a placeholder in it is unknown", k.Name)
+		}
+		key, err := tenant.NewKey(tenant.Key{
+			Name: k.Name, Models: k.Models, Profile: k.Routing, Profiles: k.Profiles, Debug: k.Debug,
+		}, secret)
+		if err != nil {
+			return fmt.Errorf("key %q: %w", k.Name, err)
+		}
+		keys = append(keys, key)
+	}
+	h.ring, err = tenant.NewKeyring(keys)
+	return err
+}
+
+// ServeHTTP implements caddyhttp.MiddlewareHandler.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	x := h.app.Join(r)
+	secret := presented(r.Header)
+	exchange.StripCredentials(r.Header)
+	if h.ring.Len() > 0 {
+		x.Anonymous = false
+		if secret == "" {
+			return exchange.Fail(exchange.ErrDenied, "no API key was given: send one as `Authorization: Bearer KEY`")
+		}
+		if x.Key = h.ring.Find(secret); x.Key == nil {
+			return exchange.Fail(exchange.ErrDenied, "the API key is not valid")
+		}
+	}
+	if x.Route.Kind != exchange.KindModels {
+		if err := x.Read(r); err != nil {
+			return err
+		}
+		if err := x.Resolve(); err != nil {
+			return err
+		}
+	}
+	return next.ServeHTTP(w, r)
+}
+
+// presented returns the key that the client sent, or "".
+func presented(h http.Header) string {
+	if scheme, token, ok := strings.Cut(h.Get("Authorization"), " "); ok && strings.EqualFold(scheme, "bearer") {
+		return strings.TrimSpace(token)
+	}
+	for _, name := range []string{"X-Api-Key", "Api-Key"} {
+		if v := h.Get(name); v != "" {
+			return v
+		}
+	}
+	return ""
+}
+
+// UnmarshalCaddyfile reads the handler's directive:
+//
+//	llm_keys {
+//		key <key> [{
+//			name <name>
+//			models <model...>
+//			routing <profile>
+//			profiles <profile...>
+//			debug
+//		}]
+//	}
+func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+	d.Next() // llm_keys
+	if d.NextArg() {
+		return d.ArgErr()
+	}
+	for d.NextBlock(0) {
+		if d.Val() != "key" {
+			return d.Errf("unknown llm_keys option %q", d.Val())
+		}
+		var k Key
+		if !d.AllArgs(&k.Key) {
+			return d.ArgErr()
+		}
+		if k.Key == "" {
+			return d.Err("the key is empty: is the environment variable that it comes from set?")
+		}
+		for nesting := d.Nesting(); d.NextBlock(nesting); {
+			if err := k.option(d); err != nil {
+				return err
+			}
+		}
+		h.Keys = append(h.Keys, k)
+	}
+	return nil
+}
+
+func (k *Key) option(d *caddyfile.Dispenser) error {
+	one := func(into *string) error {
+		if !d.AllArgs(into) {
+			return d.ArgErr()
+		}
+		return nil
+	}
+	some := func(into *[]string) error {
+		if *into = append(*into, d.RemainingArgs()...); len(*into) == 0 {
+			return d.ArgErr()
+		}
+		return nil
+	}
+	switch d.Val() {
+	case "name":
+		return one(&k.Name)
+	case "models":
+		return some(&k.Models)
+	case "routing":
+		return one(&k.Routing)
+	case "profiles":
+		return some(&k.Profiles)
+	case "debug":
+		k.Debug = true
+		if d.NextArg() {
+			return d.ArgErr()
+		}
+		return nil
+	}
+	return d.Errf("unknown key option %q", d.Val())
+}
+
+// Interface guards.
+var (
+	_ caddy.Provisioner           = (*Handler)(nil)
+	_ caddyhttp.MiddlewareHandler = (*Handler)(nil)
+	_ caddyfile.Unmarshaler       = (*Handler)(nil)
+)

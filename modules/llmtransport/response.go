@@ -1,0 +1,198 @@
+package llmtransport
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"mime"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/llmgw/llmgw/modules/internal/exchange"
+	"github.com/llmgw/llmgw/modules/internal/openai"
+)
+
+// answered prepares a replica's answer for the client: headers, errors, and
+// what watches the body go by.
+func answered(x *exchange.Exchange, res *http.Response) *http.Response {
+	at := x.Runtime().Now()
+	x.Record(func(r *exchange.Result) { r.Headers, r.Status = at, res.StatusCode })
+	if res.StatusCode == http.StatusSwitchingProtocols {
+		setHeaders(x, res)
+		return res // from here on it is a tunnel
+	}
+	if res.StatusCode >= 300 {
+		return refused(x, res)
+	}
+	setHeaders(x, res)
+	x.DropBody()
+	kind, _, _ := mime.ParseMediaType(res.Header.Get("Content-Type"))
+	if e := res.Header.Get("Content-Encoding"); e != "" && e != "identity" {
+		kind = "" // asked for or not, it cannot be read
+	}
+	w := &watched{x: x}
+	switch kind {
+	case "text/event-stream":
+		tap := openai.NewTap(res.Body, openai.TapOptions{
+			WithholdUsage: x.InjectsUsage(), WithholdDone: true,
+			BreakEvent: breakEvent(x.Route),
+			OnFirst:    func() { x.Record(func(r *exchange.Result) { r.FirstToken = x.Runtime().Now() }) },
+		})
+		w.ReadCloser, w.result = tap, tap.Result
+		eventStream(res)
+	case "application/json":
+		unary := openai.NewUnary(res.Body)
+		w.ReadCloser, w.result = unary, unary.Result
+	default:
+		w.ReadCloser = res.Body
+	}
+	res.Body = w
+	return res
+}
+
+// eventStream asks everything on the way to the client to let events through
+// one by one: the Incremental field (RFC 10036) Caddy's own handlers,
+// no-transform those that would compress, X-Accel-Buffering nginx.
+func eventStream(res *http.Response) {
+	h := res.Header
+	h["Incremental"] = []string{"?1"}
+	h["Cache-Control"] = []string{"no-cache, no-transform"}
+	h["X-Accel-Buffering"] = []string{"no"}
+	delete(h, "Content-Length")
+	res.ContentLength = -1
+}
+
+// setHeaders takes from the engine's headers what is the gateway's to say, and
+// says it.
+func setHeaders(x *exchange.Exchange, res *http.Response) {
+	h := res.Header
+	exchange.StripWishes(h)
+	delete(h, "X-Request-Id") // the front door has set the gateway's own
+	delete(h, "Set-Cookie")
+	e := x.Endpoint()
+	if e == nil {
+		return
+	}
+	h["X-Llmgw-Replica"] = []string{e.Replica.ID}
+	h["X-Llmgw-Pool"] = []string{e.Pool}
+	h["X-Llmgw-Served-Model"] = []string{e.Served(x.Model)}
+	h["X-Llmgw-Queue-Ms"] = zeroMs
+}
+
+// zeroMs is the time in the gateway's queue: requests go on at once.
+var zeroMs = []string{"0"}
+
+// maxError is how much of an engine's error is read.
+const maxError = 64 << 10
+
+// errorTimeout bounds the reading of an engine's error body.
+const errorTimeout = 5 * time.Second
+
+// refused turns an engine's error into OpenAI's shape.
+func refused(x *exchange.Exchange, res *http.Response) *http.Response {
+	stop := time.AfterFunc(errorTimeout, func() { res.Body.Close() })
+	// What could be read of it is the best there is.
+	body, _ := io.ReadAll(io.LimitReader(res.Body, maxError))
+	stop.Stop()
+	res.Body.Close()
+	e := openai.Normalize(res.StatusCode, body)
+	switch {
+	case res.StatusCode < 400:
+		e = openai.NewError(http.StatusBadGateway, "", "engine_redirect",
+			"the engine answered with a redirect, which the gateway does not follow: is the endpoint's address right?")
+	case res.StatusCode == http.StatusUnauthorized || res.StatusCode == http.StatusForbidden:
+		// The client's key was good: the one that failed is the gateway's.
+		e = openai.NewError(http.StatusBadGateway, "", "engine_denied",
+			"the engine refused the gateway's credential: the endpoint's api_key has to be set right")
+	}
+	if ep := x.Endpoint(); ep != nil && ep.APIKey != "" {
+		e.Message = strings.ReplaceAll(e.Message, ep.APIKey, "[redacted]")
+	}
+	outcome := exchange.OutcomeClientError
+	if e.Status >= 500 || e.Status == http.StatusTooManyRequests {
+		outcome = exchange.OutcomeEngineError
+	}
+	x.Record(func(r *exchange.Result) { r.Status = e.Status })
+	x.Finish(outcome)
+
+	text := append(e.AppendJSON(nil, x.Route.Anthropic), '\n')
+	retry := res.Header["Retry-After"]
+	res.StatusCode, res.Status = e.Status, strconv.Itoa(e.Status)+" "+http.StatusText(e.Status)
+	res.Header = http.Header{"Content-Type": {"application/json"}, "Content-Length": {strconv.Itoa(len(text))}}
+	if len(retry) > 0 {
+		res.Header["Retry-After"] = retry
+	}
+	res.ContentLength = int64(len(text))
+	res.Body = io.NopCloser(bytes.NewReader(text))
+	res.Trailer = nil
+	setHeaders(x, res)
+	return res
+}
+
+// breakEvent returns what a client of the route reads when its stream breaks
+// off. The Responses and Messages APIs name their events.
+func breakEvent(route *exchange.Route) func(error) []byte {
+	if route.Usage {
+		return openai.StreamBroken
+	}
+	return namedBreak
+}
+
+func namedBreak(error) []byte {
+	e := openai.NewError(http.StatusBadGateway, "", openai.CodeStreamBroken, "the replica broke off the stream")
+	return append(e.AppendJSON([]byte("event: error\ndata: "), true), "\n\n"...)
+}
+
+// watched is an answer's body on its way to the client. What it saw goes into
+// the exchange when it is closed, which Caddy does however the copy ended.
+type watched struct {
+	io.ReadCloser
+	x      *exchange.Exchange
+	result func() openai.Result // nil for what is neither events nor JSON
+	err    error                // the first one of Read
+	closed bool
+}
+
+// Read implements io.Reader.
+func (w *watched) Read(p []byte) (int, error) {
+	n, err := w.ReadCloser.Read(p)
+	if err != nil && w.err == nil {
+		w.err = err
+	}
+	return n, err
+}
+
+// Close implements io.Closer.
+func (w *watched) Close() error {
+	if w.closed {
+		return nil
+	}
+	w.closed = true
+	var seen openai.Result
+	if w.result != nil {
+		seen = w.result()
+	} else {
+		seen.Complete = w.err == io.EOF
+	}
+	w.x.Record(func(r *exchange.Result) {
+		r.Usage, r.UsageKnown, r.Events = seen.Usage, seen.HaveUsage, int(seen.Events)
+	})
+	w.x.Finish(w.outcome(seen))
+	return w.ReadCloser.Close()
+}
+
+func (w *watched) outcome(seen openai.Result) exchange.Outcome {
+	switch {
+	case seen.ErrorFrame || seen.Aborted:
+		return exchange.OutcomeEngineError
+	case seen.Complete:
+		return exchange.OutcomeOK
+	case w.err == nil || errors.Is(w.err, context.Canceled):
+		// Nobody read it to its end: the client is gone.
+		return exchange.OutcomeCancelled
+	}
+	return exchange.OutcomeBroken
+}

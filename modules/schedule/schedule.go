@@ -1,0 +1,180 @@
+// Package schedule holds the contracts of llmgw's scheduler and the plugins
+// that ship with it: filters drop replicas, scorers give each of the others a
+// value, weights sum these, and a picker chooses one.
+//
+// Everything here decides on a snapshot and is pure: no clock, no lock, no
+// I/O, no randomness of its own. What a decision needs of these comes in with
+// the [Request]. Plugins of other people import this package, implement one of
+// the interfaces on a Caddy module and register it under `llmgw.scorers.*`,
+// `llmgw.filters.*` or `llmgw.pickers.*`.
+//
+// The shape (filter, score, pick over an immutable snapshot) is the one that
+// the Kubernetes gateway API inference extension and llm-d settled on.
+package schedule
+
+import (
+	"math"
+	"time"
+)
+
+// Gauge is a value that may be unknown. Unknown is a value of its own, never 0:
+// a replica whose KV usage nobody knows is not an empty one.
+type Gauge float64
+
+// Unknown is the Gauge that nobody knows. Compare with [Gauge.Known], since NaN
+// differs from itself.
+var Unknown = Gauge(math.NaN())
+
+// Known reports whether the value is known.
+func (g Gauge) Known() bool { return g == g }
+
+// Or returns the value, or other if it is unknown.
+func (g Gauge) Or(other float64) float64 {
+	if g.Known() {
+		return float64(g)
+	}
+	return other
+}
+
+// State says whether a replica may be given work.
+type State uint8
+
+// The states of a replica.
+const (
+	// Ready replicas take work.
+	Ready State = iota
+	// Draining replicas take no new work and finish what they have.
+	Draining
+	// Down replicas cannot be reached, or failed too often; they are probed.
+	Down
+	// Cooling replicas refused work a moment ago; one request is let through
+	// at the end of the pause.
+	Cooling
+)
+
+// String returns the state in lower case, as metrics and the admin API show it.
+func (s State) String() string {
+	switch s {
+	case Ready:
+		return "ready"
+	case Draining:
+		return "draining"
+	case Down:
+		return "down"
+	case Cooling:
+		return "cooling"
+	}
+	return "unknown"
+}
+
+// Replica is one candidate as it stood when the snapshot was taken. Plugins
+// must not change it.
+type Replica struct {
+	// ID names the replica: for a static endpoint its host:port.
+	ID string
+	// Hash is a well-mixed hash of ID, for consistent hashing.
+	Hash uint64
+	// Pool is the unit of placement that the replica belongs to.
+	Pool string
+	// Priority is the pool's priority; the highest is filled first.
+	Priority int
+	// Weight scales how much load the replica should carry, 1 is normal,
+	// always above 0.
+	Weight float64
+	// State says whether it may be given work.
+	State State
+	// Tried is true if this request was sent to it before and failed.
+	Tried bool
+	// Stale is true if the last scrape failed; the values are then those of
+	// the scrape before it, until they are too old and become Unknown.
+	Stale bool
+
+	// Waiting and Running are requests in the engine, as last scraped.
+	Waiting, Running Gauge
+	// KVUsage is the share of KV blocks in use, 0 to 1, as last scraped.
+	KVUsage Gauge
+	// BatchCapacity is the highest Running ever seen on it: how many requests
+	// it can run at once, as far as is known.
+	BatchCapacity Gauge
+	// DrainRate is how many requests a second it completed over the last 30 s
+	// as llmgw saw it; Unknown if it completed none.
+	DrainRate Gauge
+
+	// Inflight is how many of llmgw's own requests are on it now.
+	Inflight int
+	// PendingTokens are the uncached prompt tokens and expected output tokens
+	// of these requests.
+	PendingTokens int64
+}
+
+// Request is what a decision knows of the request that it is made for.
+type Request struct {
+	// Model is the logical name, aliases resolved.
+	Model string
+	// Session is a hash of the session's identity; meaningless unless
+	// HasSession.
+	Session    uint64
+	HasSession bool
+	// SessionLoad bounds how far above the mean load a session may push its
+	// replica, 1.25 is 25 % above.
+	SessionLoad float64
+	// PromptTokens and OutputTokens are estimates.
+	PromptTokens, OutputTokens int
+	// TargetWaiting is how many waiting requests fill a replica; above 0.
+	TargetWaiting float64
+	// KVCeiling is the KV usage that fills a replica, in (0, 1].
+	KVCeiling float64
+	// Now is the time of the decision.
+	Now time.Time
+	// Random is drawn anew for each decision, uniform over all uint64.
+	Random uint64
+	// Sequence rises by one with each decision for this model.
+	Sequence uint64
+}
+
+// Filter drops replicas that must not get this request.
+//
+// Implementations are called from many goroutines at once, once per replica
+// and attempt, and must neither block nor keep their arguments.
+type Filter interface {
+	// Filter returns "" to keep the replica, or a short constant reason in
+	// snake_case ("wrong_zone") that the admin API, logs and metrics show.
+	Filter(req *Request, r *Replica) (reason string)
+}
+
+// Penalty is the score of a replica that should be chosen only where every
+// other one is worse. It is the one value below 0 that a scorer may give.
+const Penalty = -1.0
+
+// Scorer gives each replica a value.
+//
+// Implementations are called from many goroutines at once and must neither
+// block, allocate nor keep their arguments.
+type Scorer interface {
+	// Score writes one value per replica into scores, which has the length of
+	// replicas: from 0 (worst) to 1 (best), or [Penalty]. All replicas passed
+	// every filter and belong to one pool.
+	Score(req *Request, replicas []*Replica, scores []float64)
+}
+
+// Picker chooses one replica by its total score.
+//
+// Implementations are called from many goroutines at once and must neither
+// block nor keep their arguments.
+type Picker interface {
+	// Pick returns an index into replicas. totals are the weighted sums and
+	// have the length of replicas, which is at least 1.
+	Pick(req *Request, replicas []*Replica, totals []float64) int
+}
+
+// Saturation says how full a replica is: 1 is full, values above are over it.
+// It is max(waiting/target, kv/ceiling). What is surely queued but not scraped
+// yet is the own in-flight above the batch capacity, and counts as waiting if
+// it is more than the engine said. With nothing known it is 0.
+func Saturation(req *Request, r *Replica) float64 {
+	waiting := r.Waiting.Or(0)
+	if r.BatchCapacity.Known() {
+		waiting = max(waiting, float64(r.Inflight)-float64(r.BatchCapacity))
+	}
+	return max(waiting/(req.TargetWaiting*r.Weight), r.KVUsage.Or(0)/req.KVCeiling)
+}
