@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 
 	"github.com/llmgw/llmgw/modules/internal/fleet"
+	"github.com/llmgw/llmgw/modules/schedule"
 )
 
 // TLS is how to speak to an https endpoint. It is comparable, so that
@@ -170,6 +171,16 @@ func (c *Catalog) Models() []*Model { return c.view.Load().sorted }
 
 // Names returns all names and aliases, sorted.
 func (c *Catalog) Names() []string { return slices.Sorted(maps.Keys(c.view.Load().byName)) }
+
+// Incomplete reports whether a learning endpoint that is not known to be down
+// was never asked with success what it serves: a model that is not known may
+// still turn up.
+func (c *Catalog) Incomplete() bool {
+	return slices.ContainsFunc(c.learning, func(e *Endpoint) bool {
+		_, asked := e.Replica.Models()
+		return !asked && e.Replica.State() == schedule.Ready
+	})
+}
 
 // Learning returns the endpoints whose models are learned.
 func (c *Catalog) Learning() []*Endpoint { return c.learning }

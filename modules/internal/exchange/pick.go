@@ -28,6 +28,11 @@ func (x *Exchange) Resolve() error {
 		return nil
 	}
 	m := x.rt.Catalog.Resolve(x.Requested)
+	if m == nil && x.rt.Catalog.Incomplete() {
+		err := Fail(ErrUnavailable, "the model `%s` is not known yet: a replica has still to be asked what it serves", clip(x.Requested, 128))
+		x.Fail(err)
+		return err
+	}
 	if m == nil || !x.Key.MayUse(append([]string{m.Name}, m.Aliases...)...) {
 		err := Fail(ErrModel, "the model `%s` does not exist or you do not have access to it", clip(x.Requested, 128))
 		x.Fail(err)

@@ -1,0 +1,373 @@
+package integration
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+	caddycmd "github.com/caddyserver/caddy/v2/cmd"
+
+	_ "github.com/caddyserver/caddy/v2/modules/standard"
+
+	_ "github.com/llmgw/llmgw"
+)
+
+// asProgram makes the test binary behave like llmgw itself, so that tests can
+// start whole processes without building Caddy once more.
+const asProgram = "LLMGW_TEST_AS_PROGRAM"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) == "1" {
+		caddy.CustomBinaryName = "llmgw"
+		caddycmd.Main()
+		return
+	}
+	// Caddy writes its autosaved config and certificates below these.
+	dir, err := os.MkdirTemp("", "llmgw-test-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Setenv("XDG_DATA_HOME", dir)
+	os.Setenv("XDG_CONFIG_HOME", dir)
+	code := m.Run()
+	os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+// gateway is a running Caddy.
+type gateway struct {
+	URL, Admin string
+	listen     string
+	logs       string // file
+}
+
+// deadline bounds every wait in these tests.
+const deadline = 20 * time.Second
+
+// freePort returns a loopback address that nobody listens on.
+func freePort(t *testing.T) string {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	return ln.Addr().String()
+}
+
+// start runs Caddy with a config of these lines in the global option `llmgw`,
+// and these in the site. Access logs go to a file.
+func start(t *testing.T, option, site string) *gateway {
+	t.Helper()
+	g := &gateway{listen: freePort(t), Admin: freePort(t), logs: t.TempDir() + "/log"}
+	g.URL = "http://" + g.listen
+	g.load(t, g.caddyfile(option, site))
+	t.Cleanup(func() {
+		if err := caddy.Stop(); err != nil {
+			t.Errorf("stop: %v", err)
+		}
+	})
+	return g
+}
+
+func (g *gateway) caddyfile(option, site string) string {
+	return fmt.Sprintf(`{
+	admin %s
+	persist_config off
+	auto_https off
+	log {
+		output file %s {
+			mode 0600
+		}
+		level DEBUG
+	}
+	llmgw {
+		scrape_interval 100ms
+%s
+	}
+}
+http://%s {
+	log
+%s
+}`, g.Admin, g.logs, option, g.listen, site)
+}
+
+func adapt(text string) ([]byte, error) {
+	cfg, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(text), map[string]any{"filename": "Caddyfile"})
+	return cfg, err
+}
+
+func (g *gateway) load(t *testing.T, text string) {
+	t.Helper()
+	cfg, err := adapt(text)
+	if err != nil {
+		t.Fatalf("adapt: %v\n%s", err, text)
+	}
+	if err := caddy.Load(cfg, true); err != nil {
+		t.Fatalf("load: %v\n%s", err, text)
+	}
+}
+
+// post sends a body and returns the answer with its whole text.
+func (g *gateway) post(t *testing.T, path, body string, headers ...string) (*http.Response, string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), deadline)
+	defer cancel()
+	res, err := http.DefaultClient.Do(g.request(t, ctx, http.MethodPost, path, body, headers...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	text, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatalf("reading the answer: %v, after %q", err, text)
+	}
+	return res, string(text)
+}
+
+func (g *gateway) request(t *testing.T, ctx context.Context, method, path, body string, headers ...string) *http.Request {
+	t.Helper()
+	req, err := http.NewRequestWithContext(ctx, method, g.URL+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	for i := 0; i < len(headers); i += 2 {
+		req.Header.Add(headers[i], headers[i+1])
+	}
+	return req
+}
+
+// admin asks the admin API; body "" is a GET. v may be nil.
+func (g *gateway) admin(t *testing.T, path, body string, v any) int {
+	t.Helper()
+	method := http.MethodGet
+	if body != "" {
+		method = http.MethodPost
+	}
+	req, err := http.NewRequest(method, "http://"+g.Admin+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	text, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v != nil {
+		if err := json.Unmarshal(text, v); err != nil {
+			t.Fatalf("%s: %v in %s", path, err, text)
+		}
+	}
+	return res.StatusCode
+}
+
+// metric returns the value of a series on the admin API's metrics page, by its
+// name with labels; ok is false if it is not there.
+func (g *gateway) metric(t *testing.T, series string) (value float64, ok bool) {
+	t.Helper()
+	res, err := http.Get("http://" + g.Admin + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	for lines := bufio.NewScanner(res.Body); lines.Scan(); {
+		if rest, found := strings.CutPrefix(lines.Text(), series+" "); found {
+			if _, err := fmt.Sscan(rest, &value); err != nil {
+				t.Fatal(err)
+			}
+			return value, true
+		}
+	}
+	return 0, false
+}
+
+// accessLog waits for the access-log line that has the request id and returns
+// it.
+func (g *gateway) accessLog(t *testing.T, id string) map[string]any {
+	t.Helper()
+	var found map[string]any
+	eventually(t, "the access log has "+id, func() bool {
+		text, err := os.ReadFile(g.logs)
+		if err != nil {
+			return false
+		}
+		for line := range bytes.Lines(text) {
+			var entry map[string]any
+			if json.Unmarshal(line, &entry) == nil && entry["request_id"] == id {
+				found = entry
+				return true
+			}
+		}
+		return false
+	})
+	return found
+}
+
+// eventually polls until the condition holds.
+func eventually(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	for end := time.Now().Add(deadline); !holds(); {
+		if time.Now().After(end) {
+			t.Fatalf("not within %v: %s", deadline, what)
+		}
+		<-time.After(5 * time.Millisecond)
+	}
+}
+
+// received is a request as an engine got it.
+type received struct {
+	Method, Path, Query, Host string
+	Header                    http.Header
+	Body                      string
+}
+
+// engine is an engine that a test scripts.
+type engine struct {
+	*httptest.Server
+	Address string
+
+	mu       sync.Mutex
+	requests []received
+	page     string // /metrics; "" answers 404
+	models   []string
+}
+
+// newEngine starts an engine that answers completions with serve. It lists the
+// model "m" and has no metrics page.
+func newEngine(t *testing.T, serve http.HandlerFunc) *engine {
+	t.Helper()
+	e := &engine{models: []string{"m"}}
+	e.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		e.mu.Lock()
+		page, models := e.page, e.models
+		e.mu.Unlock()
+		body, _ := io.ReadAll(r.Body)
+		e.mu.Lock()
+		e.requests = append(e.requests, received{r.Method, r.URL.Path, r.URL.RawQuery, r.Host, r.Header.Clone(), string(body)})
+		e.mu.Unlock()
+		switch r.URL.Path {
+		case "/health":
+		case "/metrics":
+			if page == "" {
+				http.NotFound(w, r)
+				return
+			}
+			io.WriteString(w, page)
+		case "/v1/models":
+			var data []map[string]string
+			for _, m := range models {
+				data = append(data, map[string]string{"id": m})
+			}
+			json.NewEncoder(w).Encode(map[string]any{"object": "list", "data": data})
+		default:
+			r.Body = io.NopCloser(bytes.NewReader(body))
+			serve(w, r)
+		}
+	}))
+	e.Address = strings.TrimPrefix(e.URL, "http://")
+	t.Cleanup(func() {
+		e.CloseClientConnections()
+		e.Close()
+	})
+	return e
+}
+
+// got returns the requests to API endpoints, in order.
+func (e *engine) got() []received {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var list []received
+	for _, r := range e.requests {
+		if r.Path != "/health" && r.Path != "/metrics" && r.Path != "/v1/models" {
+			list = append(list, r)
+		}
+	}
+	return list
+}
+
+// all returns every request, side channels included.
+func (e *engine) all() []received {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return append([]received(nil), e.requests...)
+}
+
+func (e *engine) setPage(page string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.page = page
+}
+
+// answer is a plain JSON answer with usage.
+func answer(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	io.WriteString(w, `{"id":"c1","object":"chat.completion","model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"hi"},"finish_reason":"stop"}],"usage":{"prompt_tokens":11,"completion_tokens":3,"total_tokens":14}}`)
+}
+
+// events answers with a stream made of these parts, each flushed on its own.
+func events(contentType string, parts ...string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", contentType)
+		for _, p := range parts {
+			io.WriteString(w, p)
+			w.(http.Flusher).Flush()
+		}
+	}
+}
+
+// one is the llmgw option for the model m on these engines.
+func one(engines ...*engine) string {
+	var b strings.Builder
+	b.WriteString("\t\tmodel m {\n\t\t\tendpoint")
+	for _, e := range engines {
+		b.WriteString(" " + e.Address)
+	}
+	b.WriteString("\n\t\t}")
+	return b.String()
+}
+
+// isError checks that an answer is an error in OpenAI's shape and returns its
+// code.
+func isError(t *testing.T, res *http.Response, text string, status int) (code string) {
+	t.Helper()
+	var body struct {
+		Error *struct {
+			Message *string          `json:"message"`
+			Type    *string          `json:"type"`
+			Param   *json.RawMessage `json:"param"`
+			Code    json.RawMessage  `json:"code"`
+		} `json:"error"`
+	}
+	err := json.Unmarshal([]byte(text), &body)
+	if err != nil || body.Error == nil || body.Error.Message == nil || *body.Error.Message == "" || body.Error.Type == nil || body.Error.Code == nil {
+		t.Fatalf("not an error in OpenAI's shape: %s", text)
+	}
+	if res.StatusCode != status {
+		t.Fatalf("status %d, want %d: %s", res.StatusCode, status, text)
+	}
+	if res.Header.Get("X-Request-Id") == "" {
+		t.Error("an error without a request id")
+	}
+	_ = json.Unmarshal(body.Error.Code, &code)
+	return code
+}
