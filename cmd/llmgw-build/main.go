@@ -26,8 +26,9 @@ func main() {
 	version := flag.String("caddy", "", "another version of Caddy than the file's")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := run(ctx, *config, *output, *version); err != nil {
+	err := run(ctx, *config, *output, *version)
+	stop()
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "llmgw-build:", err)
 		os.Exit(1)
 	}

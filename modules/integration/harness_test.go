@@ -19,7 +19,6 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
-
 	_ "github.com/caddyserver/caddy/v2/modules/standard"
 
 	_ "github.com/llmgw/llmgw"
@@ -56,7 +55,7 @@ type gateway struct {
 }
 
 // deadline bounds every wait in these tests.
-const deadline = 20 * time.Second
+const deadline = time.Minute
 
 // freePort returns a loopback address that nobody listens on.
 func freePort(t *testing.T) string {
@@ -150,6 +149,33 @@ func (g *gateway) request(t *testing.T, ctx context.Context, method, path, body 
 		req.Header.Add(headers[i], headers[i+1])
 	}
 	return req
+}
+
+// dial opens a connection to the gateway.
+func (g *gateway) dial(t *testing.T) net.Conn {
+	t.Helper()
+	conn, err := net.Dial("tcp", g.listen)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	conn.SetDeadline(time.Now().Add(deadline))
+	return conn
+}
+
+// raw sends bytes as they are and returns the answer with its whole text.
+func (g *gateway) raw(t *testing.T, text string) (*http.Response, string) {
+	t.Helper()
+	conn := g.dial(t)
+	if _, err := io.WriteString(conn, text); err != nil {
+		t.Fatal(err)
+	}
+	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	return res, readAll(t, res.Body)
 }
 
 // admin asks the admin API; body "" is a GET. v may be nil.
@@ -250,17 +276,32 @@ type engine struct {
 	requests []received
 	page     string // /metrics; "" answers 404
 	models   []string
+	instead  http.HandlerFunc // answers everything, if set
 }
 
 // newEngine starts an engine that answers completions with serve. It lists the
 // model "m" and has no metrics page.
 func newEngine(t *testing.T, serve http.HandlerFunc) *engine {
 	t.Helper()
+	return newEngineAt(t, "127.0.0.1:0", serve)
+}
+
+// newEngineAt does so at an address.
+func newEngineAt(t *testing.T, address string, serve http.HandlerFunc) *engine {
+	t.Helper()
+	ln, err := net.Listen("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
 	e := &engine{models: []string{"m"}}
-	e.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	e.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		e.mu.Lock()
-		page, models := e.page, e.models
+		page, models, instead := e.page, e.models, e.instead
 		e.mu.Unlock()
+		if instead != nil {
+			instead(w, r)
+			return
+		}
 		body, _ := io.ReadAll(r.Body)
 		e.mu.Lock()
 		e.requests = append(e.requests, received{r.Method, r.URL.Path, r.URL.RawQuery, r.Host, r.Header.Clone(), string(body)})
@@ -284,7 +325,10 @@ func newEngine(t *testing.T, serve http.HandlerFunc) *engine {
 			serve(w, r)
 		}
 	}))
-	e.Address = strings.TrimPrefix(e.URL, "http://")
+	e.Listener.Close()
+	e.Listener = ln
+	e.Start()
+	e.Address = ln.Addr().String()
 	t.Cleanup(func() {
 		e.CloseClientConnections()
 		e.Close()
@@ -318,6 +362,13 @@ func (e *engine) setPage(page string) {
 	e.page = page
 }
 
+// setInstead makes the engine answer everything by itself.
+func (e *engine) setInstead(h http.HandlerFunc) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.instead = h
+}
+
 // answer is a plain JSON answer with usage.
 func answer(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
@@ -333,6 +384,16 @@ func events(contentType string, parts ...string) http.HandlerFunc {
 			w.(http.Flusher).Flush()
 		}
 	}
+}
+
+// readAll reads to the end.
+func readAll(t *testing.T, r io.Reader) string {
+	t.Helper()
+	b, err := io.ReadAll(r)
+	if err != nil {
+		t.Fatalf("%v after %q", err, b)
+	}
+	return string(b)
 }
 
 // one is the llmgw option for the model m on these engines.

@@ -151,6 +151,11 @@ func (h *Handler) answer(x *exchange.Exchange, w http.ResponseWriter, r *http.Re
 	if x.Route.Method != "" && errors.Is(err, exchange.ErrMethod) {
 		w.Header().Set("Allow", x.Route.Method)
 	}
+	if errors.Is(err, exchange.ErrDenied) && r.ProtoMajor == 1 && r.ContentLength != 0 {
+		// Go would read up to 256 KiB of the body before it answers, to keep the
+		// connection: nothing is read for a stranger.
+		w.Header().Set("Connection", "close")
+	}
 	e.Write(w, x.Route.Anthropic)
 	x.Record(func(res *exchange.Result) { res.Status = e.Status })
 	x.Finish(exchange.OutcomeRejected)

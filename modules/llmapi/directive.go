@@ -2,7 +2,9 @@ package llmapi
 
 import (
 	"encoding/json"
+	"time"
 
+	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
@@ -17,6 +19,9 @@ func init() {
 // attempts is the ceiling on how often Caddy's proxy asks for another replica;
 // how often a request is really sent again is the app's to say.
 const attempts = 10
+
+// streamCloseDelay is how long WebSockets of a replaced config go on.
+const streamCloseDelay = 30 * time.Minute
 
 // parseLLM reads the directive `llm`, the whole gateway in one word:
 //
@@ -45,6 +50,7 @@ const attempts = 10
 //			dynamic llm
 //			transport llm
 //			lb_retries 10
+//			stream_close_delay 30m
 //		}
 //	}
 func parseLLM(h httpcaddyfile.Helper) ([]httpcaddyfile.ConfigValue, error) {
@@ -82,6 +88,8 @@ func parseLLM(h httpcaddyfile.Helper) ([]httpcaddyfile.ConfigValue, error) {
 		"transport":         map[string]string{"protocol": "llm"},
 		// The one upstream that comes is the one that was picked.
 		"load_balancing": map[string]any{"retries": attempts, "selection_policy": map[string]string{"policy": "first"}},
+		// Without it a reload would close WebSockets, which it does to nothing else.
+		"stream_close_delay": caddy.Duration(streamCloseDelay),
 	}
 	route := caddyhttp.Route{HandlersRaw: []json.RawMessage{
 		caddyconfig.JSONModuleObject(api, "handler", "llm_api", nil),

@@ -12,10 +12,9 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
-	caddycmd "github.com/caddyserver/caddy/v2/cmd"
-
 	// The Caddyfile adapter: these commands write a Caddyfile.
 	_ "github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
+	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 
 	"github.com/llmgw/llmgw/agent/engine/sim"
 )
@@ -199,7 +198,7 @@ func startSim(ctx context.Context, cfg sim.Config, listen string, ended chan<- e
 	if err != nil {
 		return "", err
 	}
-	ln, err := net.Listen("tcp", listen)
+	ln, err := new(net.ListenConfig).Listen(ctx, "tcp", listen)
 	if err != nil {
 		engine.Close()
 		return "", err

@@ -159,8 +159,8 @@ func (a *App) buildModel(m *Model, defaults catalog.Model) (*catalog.Model, erro
 			if slices.ContainsFunc(built.Endpoints, func(o *catalog.Endpoint) bool { return o.Replica == one.Replica }) {
 				return nil, fmt.Errorf("endpoint %s is named twice", one.Replica.ID)
 			}
+			built.Endpoints = append(built.Endpoints, one)
 		}
-		built.Endpoints = append(built.Endpoints, list...)
 	}
 	return &built, nil
 }

@@ -29,8 +29,8 @@ func init() {
 
 // shippedScorer makes a module of a scorer that takes no config.
 type shippedScorer struct {
-	name string
-	schedule.Scorer
+	name            string
+	schedule.Scorer `json:"-"`
 }
 
 // CaddyModule returns the Caddy module information.
@@ -46,8 +46,8 @@ func (s *shippedScorer) UnmarshalCaddyfile(d *caddyfile.Dispenser) error { retur
 
 // shippedPicker makes a module of a picker that takes no config.
 type shippedPicker struct {
-	name string
-	schedule.Picker
+	name            string
+	schedule.Picker `json:"-"`
 }
 
 // CaddyModule returns the Caddy module information.

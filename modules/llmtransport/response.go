@@ -175,7 +175,7 @@ func (w *watched) Close() error {
 	if w.result != nil {
 		seen = w.result()
 	} else {
-		seen.Complete = w.err == io.EOF
+		seen.Complete = errors.Is(w.err, io.EOF)
 	}
 	w.x.Record(func(r *exchange.Result) {
 		r.Usage, r.UsageKnown, r.Events = seen.Usage, seen.HaveUsage, int(seen.Events)

@@ -49,12 +49,8 @@ func (s *Source) GetUpstreams(r *http.Request) ([]*reverseproxy.Upstream, error)
 	if x.Read(r) != nil || x.Resolve() != nil {
 		return nil, nil
 	}
-	e, err := x.Pick()
-	if err != nil {
-		return nil, nil
-	}
-	if err := x.Direct(r); err != nil {
-		x.Fail(err)
+	e := x.Pick()
+	if e == nil || !x.Direct(r) {
 		return nil, nil
 	}
 	// Caddy writes into what it gets, so each attempt needs a value of its own.

@@ -110,7 +110,8 @@ func (s Softmax) Pick(req *Request, replicas []*Replica, totals []float64) int {
 			return i
 		}
 	}
-	return len(totals) - 1
+	// Rounding has left a rest, less than any replica's share.
+	return MaxScore{}.Pick(req, replicas, totals)
 }
 
 // RoundRobin takes the candidates in turn, whatever their score.

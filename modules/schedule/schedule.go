@@ -152,8 +152,10 @@ const Penalty = -1.0
 // block, allocate nor keep their arguments.
 type Scorer interface {
 	// Score writes one value per replica into scores, which has the length of
-	// replicas: from 0 (worst) to 1 (best), or [Penalty]. All replicas passed
-	// every filter and belong to one pool.
+	// replicas, at least 1, and unspecified contents: from 0 (worst) to 1
+	// (best), or [Penalty]. What is not a number counts as 0, and what lies
+	// beyond these bounds as the nearest of them. All replicas passed every
+	// filter and belong to one pool.
 	Score(req *Request, replicas []*Replica, scores []float64)
 }
 
@@ -162,8 +164,8 @@ type Scorer interface {
 // Implementations are called from many goroutines at once and must neither
 // block nor keep their arguments.
 type Picker interface {
-	// Pick returns an index into replicas. totals are the weighted sums and
-	// have the length of replicas, which is at least 1.
+	// Pick returns an index into replicas. totals are the weighted sums, all
+	// of them finite, and have the length of replicas, which is at least 1.
 	Pick(req *Request, replicas []*Replica, totals []float64) int
 }
 

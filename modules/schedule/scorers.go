@@ -83,7 +83,7 @@ func (PoolPriority) Score(_ *Request, replicas []*Replica, scores []float64) {
 	for i, r := range replicas {
 		scores[i] = 1
 		if hi > lo {
-			scores[i] = float64(r.Priority-lo) / float64(hi-lo)
+			scores[i] = (float64(r.Priority) - float64(lo)) / (float64(hi) - float64(lo))
 		}
 	}
 }
@@ -130,9 +130,12 @@ func (Session) Score(req *Request, replicas []*Replica, scores []float64) {
 // that an idle replica scores 1 and the most loaded one 0.
 func normalize(loads []float64) {
 	hi := 0.0
-	for _, l := range loads {
+	for i, l := range loads {
+		if l > math.MaxFloat64 {
+			loads[i] = math.MaxFloat64 // infinity over infinity has no value
+		}
 		if l > hi {
-			hi = l
+			hi = loads[i]
 		}
 	}
 	for i, l := range loads {

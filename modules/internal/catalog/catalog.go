@@ -142,6 +142,10 @@ func (c *Catalog) Relearn() {
 				v.byName[name] = m
 				v.sorted = append(v.sorted, m)
 			}
+			if slices.ContainsFunc(m.Endpoints, func(o *Endpoint) bool { return o.Replica == e.Replica }) {
+				// Declared for this model, or listed under an alias of it before.
+				continue
+			}
 			joined := *e
 			joined.ServedModel = name
 			m.Endpoints = append(m.Endpoints, &joined)

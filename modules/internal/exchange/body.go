@@ -1,19 +1,25 @@
 package exchange
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/llmgw/llmgw/modules/internal/openai"
 )
 
-// firstBuffer is what is set aside for a body before more of it than that has
-// come: a client that only announces a large body must not hold memory.
-const firstBuffer = 64 << 10
+// What is set aside for a body before more of it than that has come: a client
+// that only announces a large body must not hold memory. One that does not say
+// how large it is (chunked) begins small.
+const (
+	firstBuffer  = 64 << 10
+	firstUnknown = 4 << 10
+)
 
 // Read reads and scans the request's body, once; further calls return what the
 // first one did. It takes r's body away, since the exchange sends its own
@@ -67,11 +73,12 @@ func (x *Exchange) readOnce(r *http.Request) error {
 	}
 	begin := x.rt.Now()
 	body, err := x.readBody(r)
-	x.readTime = x.rt.Now().Sub(begin)
 	if err != nil {
 		return err
 	}
-	x.body = body
+	if !x.keep(body, x.rt.Now().Sub(begin)) {
+		return errEnded
+	}
 	r.Body, r.ContentLength = http.NoBody, 0
 	if x.Route.Kind == KindForm {
 		x.Fields, err = openai.ScanMultipart(body, r.Header.Get("Content-Type"))
@@ -99,66 +106,100 @@ func (x *Exchange) readQuery(r *http.Request) error {
 	return nil
 }
 
-// readBody reads the body into one slice. Its memory is at most twice the
-// body's size while it grows, and its size in the end.
+// readBody reads the body into one slice, which is held against the budget and
+// doubles as the body comes. So it is at most twice what has come, and exactly
+// that in the end; while it moves to a larger one, both are held.
 func (x *Exchange) readBody(r *http.Request) ([]byte, error) {
-	limit := x.Options.BodyLimit
-	if r.ContentLength > limit {
+	limit, length := x.Options.BodyLimit, r.ContentLength
+	if length > limit {
 		return nil, x.tooLarge()
 	}
-	if r.Body == nil {
+	if r.Body == nil || length == 0 {
 		return nil, nil
 	}
-	size := int64(firstBuffer)
-	if r.ContentLength >= 0 {
-		size = min(size, r.ContentLength)
+	size := int64(firstUnknown)
+	if length > 0 {
+		size = min(firstBuffer, length)
 	}
-	if size == 0 {
-		return nil, nil
+	buf, err := x.grow(nil, size)
+	for err == nil {
+		var n int
+		n, err = r.Body.Read(buf[len(buf):cap(buf)])
+		buf = buf[:len(buf)+n]
+		have := int64(len(buf))
+		switch {
+		case have == length, err == io.EOF && length < 0:
+			if have > limit {
+				return nil, x.tooLarge()
+			}
+			return x.grow(buf, have)
+		case err != nil:
+			return nil, x.readError(r, err)
+		case have > limit:
+			return nil, x.tooLarge()
+		case len(buf) == cap(buf):
+			size := 2 * have
+			if length > 0 {
+				size = min(size, length)
+			}
+			if size > limit {
+				size = limit + 1 // one byte above tells a body that is over it
+			}
+			buf, err = x.grow(buf, size)
+		}
+	}
+	return nil, err
+}
+
+// grow moves buf to a slice of the given capacity, unless it has that, and
+// holds it against the budget.
+func (x *Exchange) grow(buf []byte, size int64) ([]byte, error) {
+	if int64(cap(buf)) == size {
+		return buf, nil
 	}
 	if err := x.hold(size); err != nil {
 		return nil, err
 	}
-	buf := make([]byte, 0, size)
-	for {
-		n, err := r.Body.Read(buf[len(buf):cap(buf)])
-		buf = buf[:len(buf)+n]
-		if err == io.EOF {
-			return buf, nil
-		}
-		if err != nil {
-			return nil, x.readError(r, err)
-		}
-		if len(buf) < cap(buf) {
-			continue
-		}
-		if int64(len(buf)) == r.ContentLength {
-			return buf, nil
-		}
-		if int64(len(buf)) > limit {
-			return nil, x.tooLarge()
-		}
-		next := int64(2 * cap(buf))
-		if r.ContentLength >= 0 {
-			next = min(next, r.ContentLength)
-		}
-		// One byte above the limit tells a body that is over it.
-		next = min(next, limit+1)
-		if err := x.hold(next - int64(cap(buf))); err != nil {
-			return nil, err
-		}
-		grown := make([]byte, len(buf), next)
-		copy(grown, buf)
-		buf = grown
-	}
+	grown := append(make([]byte, 0, size), buf...)
+	x.letGo(int64(cap(buf)))
+	return grown, nil
 }
 
+// errEnded is what a request meets whose exchange has ended under it: its
+// client is gone.
+var errEnded = fmt.Errorf("%w: the exchange has ended", context.Canceled)
+
 func (x *Exchange) hold(n int64) error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.ended {
+		return errEnded
+	}
 	if !x.rt.Budget.Take(n) {
 		return Fail(ErrBusy, "the gateway holds as many request bodies as it may: try again in a moment")
 	}
 	x.held += n
 	return nil
+}
+
+func (x *Exchange) letGo(n int64) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.ended {
+		return // End gave all of it back
+	}
+	x.rt.Budget.Give(n)
+	x.held -= n
+}
+
+// keep stores the body, unless the exchange has ended meanwhile.
+func (x *Exchange) keep(body []byte, took time.Duration) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if !x.ended {
+		x.body, x.readTime = body, took
+	}
+	return !x.ended
 }
 
 func (x *Exchange) tooLarge() error {
@@ -188,9 +229,16 @@ func sizeText(n int64) string {
 }
 
 // Direct turns an outgoing request into the one for the current endpoint: its
-// URL, its body with the served model's name spliced in, and its headers.
-func (x *Exchange) Direct(r *http.Request) error {
-	e := x.Endpoint()
+// URL, its body with the served model's name spliced in, and its headers. It
+// returns false, and the exchange keeps why, if that cannot be done.
+func (x *Exchange) Direct(r *http.Request) bool {
+	x.mu.Lock()
+	e, body := x.endpoint, x.body
+	x.mu.Unlock()
+	if e == nil || body == nil && x.Route.Kind != KindUpgrade {
+		x.Fail(errEnded)
+		return false
+	}
 	u := e.Replica.URL
 	r.URL.Scheme, r.Host = u.Scheme, u.Host
 	r.URL.Path, r.URL.RawPath = u.Path+x.Route.Path, ""
@@ -199,23 +247,24 @@ func (x *Exchange) Direct(r *http.Request) error {
 		q := r.URL.Query()
 		q.Set("model", e.Served(x.Model))
 		r.URL.RawQuery = q.Encode()
-		return nil
+		return true
 	}
 	var room [openai.MaxEdits]openai.Edit
-	edits := x.Fields.Edits(room[:0], x.body, openai.Rewrite{
+	edits := x.Fields.Edits(room[:0], body, openai.Rewrite{
 		Model:       e.Served(x.Model),
 		InjectUsage: x.injects,
 	})
-	spliced, err := openai.Splice(x.body, edits)
+	spliced, err := openai.Splice(body, edits)
 	if err != nil {
-		return fmt.Errorf("%w: %w", ErrInternal, err)
+		x.Fail(fmt.Errorf("%w: %w", ErrInternal, err))
+		return false
 	}
 	r.Body = io.NopCloser(spliced.NewReader())
 	r.ContentLength = spliced.Len()
 	// Go keeps the client's Content-Length in the header map and sends its own
 	// from the field: two of them make strict engines refuse the request.
 	delete(r.Header, "Content-Length")
-	return nil
+	return true
 }
 
 // InjectsUsage reports whether the engine is asked for a usage chunk that the

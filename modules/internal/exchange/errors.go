@@ -1,6 +1,7 @@
 package exchange
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -88,8 +89,11 @@ func Answer(err error) *openai.Error {
 	return openai.NewError(http.StatusInternalServerError, "", "internal_error", "the gateway failed to handle the request")
 }
 
-// Label returns the class of a failure as a metric label.
+// Label returns the class of a failure as a metric label, from a closed set.
 func Label(err error) string {
+	if errors.Is(err, context.Canceled) {
+		return "client_gone"
+	}
 	for _, c := range classes {
 		if errors.Is(err, c.class) {
 			return c.label

@@ -37,20 +37,22 @@ type Exchange struct {
 	// rest of the request. All are set by [Exchange.Read].
 	Requested string
 	Fields    openai.Fields
-	body      []byte
-	held      int64 // bytes of the budget
+	body      []byte        // under mu, as the next two
+	held      int64         // bytes of the budget
+	readTime  time.Duration // how long the client took to send the body
 	read      bool
 	readErr   error
-	readTime  time.Duration
 	injects   bool
 
-	// Model is what Requested resolved to.
+	// Model is what Requested resolved to; set by [Exchange.Resolve].
 	Model *catalog.Model
 
 	rt     *Runtime
 	header http.Header
 
-	mu       sync.Mutex // guards what follows against End
+	// mu guards what follows, and the body, the budget and the writing of
+	// Model above, against End.
+	mu       sync.Mutex
 	ended    bool
 	endpoint *catalog.Endpoint
 	pool     string
@@ -243,6 +245,8 @@ func (x *Exchange) DropBody() {
 // ModelName returns the model's logical name for metrics and logs, "_other"
 // if it is not known: what a client calls a model must not become a label.
 func (x *Exchange) ModelName() string {
+	x.mu.Lock()
+	defer x.mu.Unlock()
 	if x.Model == nil {
 		return "_other"
 	}

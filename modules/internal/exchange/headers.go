@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 )
 
 // The request headers that a client may set; all others that begin with
@@ -47,15 +48,31 @@ func TakeWishes(h http.Header) (Wishes, error) {
 // StripWishes removes all headers that begin with x-llmgw-, also where an
 // underscore stands for the hyphen: many servers behind take one for the other.
 func StripWishes(h http.Header) {
-	const prefix = "x-llmgw-"
 	for name := range h {
-		if len(name) < len(prefix) || name[0] != 'X' && name[0] != 'x' {
-			continue
-		}
-		if strings.ToLower(strings.ReplaceAll(name[:len(prefix)], "_", "-")) == prefix {
+		if reserved(name) {
 			delete(h, name)
 		}
 	}
+}
+
+func reserved(name string) bool {
+	const prefix = "x-llmgw-"
+	if len(name) < len(prefix) {
+		return false
+	}
+	for i := range len(prefix) {
+		c := name[i]
+		switch {
+		case c == '_':
+			c = '-'
+		case c >= 'A' && c <= 'Z':
+			c |= 0x20
+		}
+		if c != prefix[i] {
+			return false
+		}
+	}
+	return true
 }
 
 // NewID returns a new request id: unique, not secret.
@@ -91,10 +108,13 @@ func CleanID(id string) string {
 	return id
 }
 
-// clip shortens a client's text for a message.
+// clip shortens a client's text for a message, to n bytes of whole characters.
 func clip(s string, n int) string {
 	if len(s) <= n {
 		return s
+	}
+	for n > 0 && !utf8.RuneStart(s[n]) {
+		n--
 	}
 	return s[:n] + "…"
 }

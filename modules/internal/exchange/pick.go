@@ -28,7 +28,7 @@ func (x *Exchange) Resolve() error {
 		return nil
 	}
 	m := x.rt.Catalog.Resolve(x.Requested)
-	if m == nil && x.rt.Catalog.Incomplete() {
+	if m == nil && x.Key.MayUse(x.Requested) && x.rt.Catalog.Incomplete() {
 		err := Fail(ErrUnavailable, "the model `%s` is not known yet: a replica has still to be asked what it serves", clip(x.Requested, 128))
 		x.Fail(err)
 		return err
@@ -38,15 +38,17 @@ func (x *Exchange) Resolve() error {
 		x.Fail(err)
 		return err
 	}
+	x.mu.Lock()
 	x.Model = m
+	x.mu.Unlock()
 	return nil
 }
 
 // Pick decides where the request goes and counts it there. Called again, it
-// gives the last replica back and decides among the others. It fails with
-// [ErrUnavailable] if there is none, or with the cause of the last attempt if
-// there was one.
-func (x *Exchange) Pick() (*catalog.Endpoint, error) {
+// gives the last replica back and decides among the others. It returns nil if
+// there is none, and the exchange keeps why: [ErrUnavailable], or the cause of
+// the last attempt if there was one.
+func (x *Exchange) Pick() *catalog.Endpoint {
 	e, err := x.pick()
 	if x.rt.Picked != nil {
 		failure := ""
@@ -55,14 +57,14 @@ func (x *Exchange) Pick() (*catalog.Endpoint, error) {
 		}
 		x.rt.Picked(x, failure)
 	}
-	return e, err
+	return e
 }
 
 func (x *Exchange) pick() (*catalog.Endpoint, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.ended {
-		return nil, ErrInternal
+		return nil, errEnded
 	}
 	if x.endpoint != nil {
 		x.tried = append(x.tried, x.endpoint.Replica)
@@ -70,24 +72,24 @@ func (x *Exchange) pick() (*catalog.Endpoint, error) {
 		x.endpoint = nil
 	}
 	if x.attempts > x.rt.Retries {
-		return nil, x.err
+		return nil, x.exhausted(nil)
 	}
 	d := pipeline.NewDecision()
 	defer d.Free()
 	req := x.rt.request(x.Model, x.Model.Next(), x.session(), x.Fields.PromptBytes, OutputTokens(&x.Fields))
 	profile := x.profile()
-	for {
+	tokens := int64(req.PromptTokens + req.OutputTokens)
+	for conflicts := 0; ; conflicts++ {
 		x.rt.snapshot(d, x.Model, &req, x.tried)
 		if !x.pinned(d) && !d.Decide(profile, &req) {
-			if x.err == nil {
-				x.err = unavailable(x.Model, d)
-			}
-			return nil, x.err
+			return nil, x.exhausted(d)
 		}
 		e := x.Model.Endpoints[d.Pick]
-		tokens := int64(req.PromptTokens + req.OutputTokens)
-		// Each conflict means that another request got through, so this ends.
-		slot, ok := e.Replica.Take(d.Candidates[d.Pick].Inflight, tokens)
+		seen := d.Candidates[d.Pick].Inflight
+		if conflicts == maxConflicts {
+			seen = -1
+		}
+		slot, ok := e.Replica.Take(seen, tokens)
 		if !ok {
 			req.Random = rand.Uint64()
 			continue
@@ -97,6 +99,25 @@ func (x *Exchange) pick() (*catalog.Endpoint, error) {
 		x.err = nil
 		return e, nil
 	}
+}
+
+// maxConflicts is how often a decision is made anew because other requests came
+// or went on the chosen replica meanwhile. Then it stands: a little too much on
+// one replica is better than a request that goes round and round.
+const maxConflicts = 16
+
+// exhausted returns why there is no replica left: the cause of the last
+// attempt, if one was kept, else what the decision, if there was one, says. It
+// needs mu.
+func (x *Exchange) exhausted(d *pipeline.Decision) error {
+	switch {
+	case x.err != nil:
+	case d != nil:
+		x.err = unavailable(x.Model, d)
+	default:
+		x.err = Fail(ErrReplica, "the replica could not be reached")
+	}
+	return x.err
 }
 
 // pinned takes the replica that the client asked for, if it is ready.

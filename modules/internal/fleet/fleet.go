@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -90,7 +91,9 @@ func (f *Fleet) Find(id string) *Replica {
 
 // ParseURL reads an endpoint's address: `host:port`, or a URL with scheme http
 // or https and an optional path prefix. The port defaults to the scheme's. The
-// result has scheme, host with port, and path without a trailing slash.
+// result has scheme, host with port, and path without a trailing slash. Errors
+// repeat no more of the address than its scheme and host, since the rest may
+// hold a secret.
 func ParseURL(address string) (*url.URL, error) {
 	raw := address
 	if !strings.Contains(raw, "://") {
@@ -98,32 +101,38 @@ func ParseURL(address string) (*url.URL, error) {
 	}
 	u, err := url.Parse(raw)
 	if err != nil {
-		// url.Error repeats the address; that is fine, but it may hold a
-		// password, which Redacted below cannot remove before it is parsed.
 		return nil, errors.New("not a valid address: want host:port, http://host:port or https://host:port")
 	}
+	fault := func(format string, args ...any) error {
+		return fmt.Errorf("address %q: %w", u.Host, fmt.Errorf(format, args...))
+	}
 	if u.User != nil {
-		return nil, fmt.Errorf("address %s holds credentials: use the api_key option", u.Redacted())
+		return nil, fault("it holds credentials: use the api_key option")
 	}
 	if u.Scheme != "http" && u.Scheme != "https" {
-		return nil, fmt.Errorf("address %q: scheme %q is not supported: use http or https", address, u.Scheme)
+		return nil, fault("scheme %q is not supported: use http or https", u.Scheme)
 	}
 	if u.RawQuery != "" || u.Fragment != "" {
-		return nil, fmt.Errorf("address %q: a query or fragment is not allowed", address)
+		return nil, fault("a query or fragment is not allowed")
 	}
 	host, port := u.Hostname(), u.Port()
 	if host == "" {
-		return nil, fmt.Errorf("address %q has no host", address)
+		return nil, errors.New("an address without a host: want host:port, http://host:port or https://host:port")
 	}
 	if port == "" {
 		port = map[string]string{"http": "80", "https": "443"}[u.Scheme]
 	}
-	if n, err := net.LookupPort("tcp", port); err != nil || n == 0 {
-		return nil, fmt.Errorf("address %q: port %q is not between 1 and 65535", address, port)
+	number, err := strconv.ParseUint(port, 10, 16)
+	if err != nil || number == 0 {
+		return nil, fault("port %q is not between 1 and 65535", port)
+	}
+	prefix := strings.TrimRight(u.Path, "/")
+	if strings.HasSuffix(prefix, "/v1") {
+		return nil, fault("give the address without /v1, which the gateway adds by itself")
 	}
 	return &url.URL{
 		Scheme: u.Scheme,
-		Host:   net.JoinHostPort(strings.ToLower(host), port),
-		Path:   strings.TrimRight(u.Path, "/"),
+		Host:   net.JoinHostPort(strings.ToLower(host), strconv.FormatUint(number, 10)),
+		Path:   prefix,
 	}, nil
 }

@@ -70,6 +70,9 @@ type Stats struct {
 	Missing []string
 }
 
+// maxBatch bounds the batch capacity that an engine can claim.
+const maxBatch = math.MaxInt32
+
 // SetStats stores the values of a scrape and learns the batch capacity. The
 // caller must not change s afterwards.
 func (r *Replica) SetStats(s *Stats) {
@@ -77,7 +80,7 @@ func (r *Replica) SetStats(s *Stats) {
 	if !s.Running.Known() {
 		return
 	}
-	running := int64(s.Running)
+	running := int64(min(float64(s.Running), maxBatch))
 	for {
 		seen := r.batch.Load()
 		if running <= seen || r.batch.CompareAndSwap(seen, running) {
@@ -253,7 +256,9 @@ func (d *drainRate) rate(now time.Time) schedule.Gauge {
 	}
 	rate := float32(math.NaN())
 	if count > 0 {
-		rate = float32(count) / float32(min(drainWindow, sec-d.first.Load()+1))
+		// At least 1: the clock may have been set back since the first one.
+		span := min(drainWindow, max(1, sec-d.first.Load()+1))
+		rate = float32(count) / float32(span)
 	}
 	d.cached.Store(uint64(sec)<<32 | uint64(math.Float32bits(rate)))
 	return schedule.Gauge(rate)

@@ -7,6 +7,7 @@
 package pipeline
 
 import (
+	"slices"
 	"sync"
 
 	"github.com/llmgw/llmgw/modules/schedule"
@@ -78,6 +79,7 @@ type Decision struct {
 
 	eligible []*schedule.Replica
 	index    []int // eligible -> candidate
+	pools    []poolView
 	totals   []float64
 	values   []float64 // scorer-major: len(scorers) rows of len(eligible)
 }
@@ -93,7 +95,7 @@ func NewDecision() *Decision {
 
 // Free gives the decision back; it must not be used afterwards.
 func (d *Decision) Free() {
-	clear(d.eligible) // holds no pointer into a snapshot that has grown away
+	clear(d.eligible[:cap(d.eligible)]) // holds no pointer into a snapshot that has grown away
 	decisions.Put(d)
 }
 
@@ -114,6 +116,10 @@ func (d *Decision) Decide(p *Profile, req *schedule.Request) bool {
 		row := d.values[i*n : (i+1)*n]
 		s.Scorer.Score(req, d.eligible, row)
 		for j, v := range row {
+			if !(v >= schedule.Penalty && v <= 1) {
+				v = contain(v)
+				row[j] = v
+			}
 			d.totals[j] += s.Weight * v
 		}
 		weights += s.Weight
@@ -125,6 +131,15 @@ func (d *Decision) Decide(p *Profile, req *schedule.Request) bool {
 	}
 	d.Pick = d.index[p.Picker.Pick(req, d.eligible, d.totals)]
 	return true
+}
+
+// contain brings a value that no scorer should give into the bounds: other
+// people's plugins divide by zero, too, and a picker needs finite totals.
+func contain(v float64) float64 {
+	if v != v {
+		return 0
+	}
+	return max(schedule.Penalty, min(1, v))
 }
 
 // filter fills Rejected and the eligible replicas.
@@ -158,30 +173,22 @@ func reject(p *Profile, req *schedule.Request, r *schedule.Replica) string {
 
 // choosePool keeps only the replicas of one pool: of the pools that are not
 // saturated the one with the highest priority; if all are, the least saturated
-// one, since the request has to go somewhere. It returns false if none is
-// eligible.
-//
-// The loops are quadratic in the number of pools, which is a handful, and so
-// need no map.
+// one, since the request has to go somewhere. Of equals it is the first in
+// config order. It returns false if no replica is eligible.
 func (d *Decision) choosePool(req *schedule.Request) bool {
 	if len(d.eligible) == 0 {
 		return false
 	}
-	var best, top poolView
-	for i, r := range d.eligible {
-		if d.poolSeen(i) {
-			continue
-		}
-		v := d.viewPool(req, r.Pool)
-		if best.size == 0 || v.before(best) {
+	d.viewPools(req)
+	best, top := d.pools[0], d.pools[0].priority
+	for _, v := range d.pools[1:] {
+		if v.before(best) {
 			best = v
 		}
-		if top.size == 0 || v.priority > top.priority {
-			top = v
-		}
+		top = max(top, v.priority)
 	}
 	d.Pool, d.Saturation = best.name, best.saturation
-	d.Spilled = top.priority > best.priority
+	d.Spilled = top > best.priority
 	if best.size == len(d.eligible) {
 		return true
 	}
@@ -201,7 +208,7 @@ func (d *Decision) choosePool(req *schedule.Request) bool {
 // poolView is what is known of one pool in a decision.
 type poolView struct {
 	name       string
-	priority   int
+	priority   int // the highest of its replicas
 	saturation float64
 	size       int
 }
@@ -218,29 +225,24 @@ func (v poolView) before(o poolView) bool {
 	}
 }
 
-func (d *Decision) poolSeen(i int) bool {
-	for _, r := range d.eligible[:i] {
-		if r.Pool == d.eligible[i].Pool {
-			return true
-		}
-	}
-	return false
-}
-
-func (d *Decision) viewPool(req *schedule.Request, name string) poolView {
-	v := poolView{name: name}
+// viewPools fills pools from the eligible replicas. Pools are a handful, so
+// they are found without a map.
+func (d *Decision) viewPools(req *schedule.Request) {
+	d.pools = d.pools[:0]
 	for _, r := range d.eligible {
-		if r.Pool != name {
-			continue
+		i := slices.IndexFunc(d.pools, func(v poolView) bool { return v.name == r.Pool })
+		if i < 0 {
+			i = len(d.pools)
+			d.pools = append(d.pools, poolView{name: r.Pool, priority: r.Priority})
 		}
-		if v.size == 0 || r.Priority > v.priority {
-			v.priority = r.Priority
-		}
+		v := &d.pools[i]
+		v.priority = max(v.priority, r.Priority)
 		v.saturation += schedule.Saturation(req, r)
 		v.size++
 	}
-	v.saturation /= float64(v.size)
-	return v
+	for i := range d.pools {
+		d.pools[i].saturation /= float64(d.pools[i].size)
+	}
 }
 
 // resize returns s with length n, its contents unspecified.

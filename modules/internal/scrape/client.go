@@ -44,8 +44,8 @@ func NewClient(transport http.RoundTripper) *http.Client {
 // errNoMetrics says that the engine has no metrics page.
 var errNoMetrics = errors.New("the engine has no metrics page")
 
-// get asks for a path below the replica's base URL. The caller closes the body
-// of the response.
+// get asks for a path below the replica's base URL. The caller bounds ctx and
+// closes the body of the response.
 func (t *Target) get(ctx context.Context, path string) (*http.Response, error) {
 	u := *t.Replica.URL
 	u.Path += path

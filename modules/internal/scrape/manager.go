@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/llmgw/llmgw/modules/internal/fleet"
+	"github.com/llmgw/llmgw/modules/schedule"
 )
 
 // Target is a replica to ask, and how.
@@ -75,8 +76,9 @@ func New(log func() *slog.Logger, now func() time.Time) *Manager {
 
 // Attach starts asking the targets, one per replica, until the returned detach
 // is called; calling that again does nothing. Where several attached sets name
-// one replica, the last attached says how. onModels is called, from any
-// goroutine, when the models that a replica serves have changed.
+// one replica, the last attached says how. onModels is called when the models
+// that a replica serves have changed: from any goroutine, and still for a
+// change that was on its way when detach was called.
 func (m *Manager) Attach(targets []Target, onModels func()) (detach func()) {
 	a := &attachment{targets: targets, onModels: onModels}
 	m.mu.Lock()
@@ -91,7 +93,7 @@ func (m *Manager) Attach(targets []Target, onModels func()) (detach func()) {
 	})
 }
 
-// Wait blocks until all loops that were told to stop have ended.
+// Wait blocks until no loop runs any more. Call it after the last detach.
 func (m *Manager) Wait() { m.running.Wait() }
 
 // apply brings the loops in line with what is attached. It needs mu.
@@ -158,12 +160,10 @@ type watcher struct {
 
 // once asks the replica once and returns the time until it should be again.
 func (w *watcher) once(ctx context.Context, t *Target) time.Duration {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
 	r := t.Replica
-	if reason, _ := r.Health.Reason(); reason != "" {
+	if r.Health.State() == schedule.Down {
 		w.learn = time.Time{}
-		if !r.Health.Probed(t.probe(ctx)) {
+		if !w.probe(ctx, t) {
 			return fleet.ProbeInterval
 		}
 		w.log().Info("replica is back")
@@ -173,7 +173,7 @@ func (w *watcher) once(ctx context.Context, t *Target) time.Duration {
 		w.models(ctx, t)
 	}
 	w.scrape(ctx, t)
-	if reason, _ := r.Health.Reason(); reason != "" {
+	if r.Health.State() == schedule.Down {
 		return fleet.ProbeInterval
 	}
 	// Jitter keeps the scrapes of a fleet from aligning.
@@ -183,9 +183,21 @@ func (w *watcher) once(ctx context.Context, t *Target) time.Duration {
 // log returns the logger as it is now: it changes with the config.
 func (w *watcher) log() *slog.Logger { return w.manager.log().With("replica", w.id) }
 
+// probe asks a replica that is down whether it is there, and returns whether
+// that brought it back.
+func (w *watcher) probe(ctx context.Context, t *Target) bool {
+	bounded, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	reason := t.probe(bounded)
+	// A loop that ends has learned nothing of the replica.
+	return ctx.Err() == nil && t.Replica.Health.Probed(reason)
+}
+
 func (w *watcher) models(ctx context.Context, t *Target) {
-	names, err := t.models(ctx)
-	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+	bounded, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	names, err := t.models(bounded)
+	if ctx.Err() != nil {
 		return
 	}
 	if err != nil {
@@ -200,8 +212,13 @@ func (w *watcher) models(ctx context.Context, t *Target) {
 }
 
 func (w *watcher) scrape(ctx context.Context, t *Target) {
+	bounded, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
 	r := t.Replica
-	stats, err := t.metrics(ctx)
+	stats, err := t.metrics(bounded)
+	if ctx.Err() != nil {
+		return
+	}
 	switch {
 	case errors.Is(err, errNoMetrics):
 		stats = noMetrics(w.manager.now())
@@ -209,9 +226,6 @@ func (w *watcher) scrape(ctx context.Context, t *Target) {
 			w.log().Info("replica has no metrics page: it is routed by own counts")
 		}
 	case err != nil:
-		if errors.Is(err, context.Canceled) {
-			return // the loop is ending
-		}
 		last := *r.Stats()
 		last.Failed = err.Error()
 		r.SetStats(&last)

@@ -61,6 +61,9 @@ const (
 	// maxPage bounds a metrics page. A real one has 50 to 70 kB; many LoRA
 	// adapters and data-parallel ranks multiply that.
 	maxPage = 8 << 20
+	// maxKept bounds the wanted lines of a page, which cost far more memory.
+	maxKept = 1 << 20
+	maxLine = 1 << 20
 )
 
 // page is what of a metrics page matters, by metric name.
@@ -76,8 +79,12 @@ type page map[string]*dto.MetricFamily
 // dp_rank in SGLang). Waiting and running are summed over ranks; KV usage is
 // that of the fullest rank, since a request that lands there suffers it.
 // Series that differ in other labels only (tensor-parallel ranks, processes)
-// are copies, and the highest counts. A field with a missing, NaN, infinite or
-// negative value in any rank is unknown.
+// are copies, and the highest counts. A field that is not on the page, or has a
+// NaN, infinite or negative value in any rank, is unknown; Missing lists those
+// that the engine should have. At is left zero.
+//
+// It fails on a page that is too large, cannot be read, or has a malformed line
+// with one of the wanted names; other lines are not looked at.
 func Parse(r io.Reader, engine string, overrides map[string]string, models []string) (*fleet.Stats, error) {
 	p, err := read(r, wanted(engine, overrides))
 	if err != nil {
@@ -90,7 +97,7 @@ func Parse(r io.Reader, engine string, overrides map[string]string, models []str
 	get := func(field string, combine func(a, b float64) float64) schedule.Gauge {
 		family := p.find(engine, field, overrides)
 		if family == nil {
-			if _, has := names[engine][field]; has || overrides[field] != "" {
+			if _, has := names[engine][field]; has || engine == "" || overrides[field] != "" {
 				s.Missing = append(s.Missing, field)
 			}
 			return schedule.Unknown
@@ -109,9 +116,6 @@ func Parse(r io.Reader, engine string, overrides map[string]string, models []str
 		s.KVUsage = 1
 	}
 	s.BlockSize, s.Blocks = p.blocks()
-	if engine == "" && len(overrides) == 0 {
-		s.Missing = slices.Clone(Fields)
-	}
 	return s, nil
 }
 
@@ -141,21 +145,28 @@ func read(r io.Reader, want map[string]bool) (page, error) {
 	var kept bytes.Buffer
 	limited := &io.LimitedReader{R: r, N: maxPage + 1}
 	lines := bufio.NewScanner(limited)
-	lines.Buffer(make([]byte, 0, 64<<10), 1<<20)
-	for lines.Scan() {
+	lines.Buffer(make([]byte, 0, 64<<10), maxLine)
+	size := 0
+	for ; lines.Scan(); kept.WriteByte('\n') { // keeps the line numbers of the page
 		line := lines.Bytes()
-		end := bytes.IndexAny(line, "{ \t")
-		if end > 0 && line[0] != '#' && want[string(line[:end])] {
-			kept.Write(line)
-			kept.WriteByte('\n')
+		name := line
+		if end := bytes.IndexAny(line, "{ \t"); end >= 0 {
+			name = line[:end]
 		}
+		if !want[string(name)] {
+			continue
+		}
+		if size += len(line); size > maxKept {
+			return nil, fmt.Errorf("the metrics page has more than %d bytes in the series that are read", maxKept)
+		}
+		kept.Write(line)
 	}
 	if limited.N <= 0 {
 		return nil, fmt.Errorf("the metrics page is larger than %d bytes", maxPage)
 	}
 	if err := lines.Err(); err != nil {
 		if errors.Is(err, bufio.ErrTooLong) {
-			return nil, errors.New("the metrics page has a line of more than 1 MiB")
+			return nil, fmt.Errorf("the metrics page has a line of more than %d bytes", maxLine)
 		}
 		return nil, fmt.Errorf("reading the metrics page: %w", err)
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 )
 
 // Key is one API key and its permissions. Immutable. The secret itself is not
@@ -26,9 +27,11 @@ type Key struct {
 	digest [sha256.Size]byte
 }
 
-// NewKey returns a key with the given secret. It refuses an empty one, which
-// every client could present.
+// NewKey returns a key with the given secret. White space around it, such as
+// the line end of the file that it comes from, is no part of it: a header could
+// not carry it. An empty secret is refused.
 func NewKey(k Key, secret string) (*Key, error) {
+	secret = strings.TrimSpace(secret)
 	if secret == "" {
 		return nil, errors.New("the key is empty: is the environment variable or file that it comes from set?")
 	}

@@ -1,0 +1,120 @@
+package integration
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/caddyserver/caddy/v2"
+)
+
+var rewrite = flag.Bool("rewrite", false, "write what the adapter gives into the fixtures")
+
+// TestAdapt checks testdata/adapt/*.caddyfiletest: a Caddyfile, a line of
+// dashes, and the JSON that it becomes, or the error.
+func TestAdapt(t *testing.T) {
+	files, err := filepath.Glob("testdata/adapt/*.caddyfiletest")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no fixtures: %v", err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".caddyfiletest"), func(t *testing.T) {
+			b, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			input, want, ok := strings.Cut(string(b), "\n----------\n")
+			if !ok && !*rewrite {
+				t.Fatal("no line of dashes")
+			}
+			got := ""
+			if cfg, err := adapt(input); err != nil {
+				got = "error: " + err.Error()
+			} else {
+				var pretty bytes.Buffer
+				if err := json.Indent(&pretty, cfg, "", "\t"); err != nil {
+					t.Fatal(err)
+				}
+				got = pretty.String()
+			}
+			if *rewrite {
+				if err := os.WriteFile(file, []byte(input+"\n----------\n"+got+"\n"), 0o644); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			if got != strings.TrimSpace(want) {
+				t.Errorf("got\n%s\nwant\n%s", got, want)
+			}
+		})
+	}
+}
+
+// TestConfigErrors loads what adapts and yet cannot work.
+func TestConfigErrors(t *testing.T) {
+	t.Setenv("LLMGW_TEST_EMPTY", "")
+	for name, c := range map[string]struct{ option, site, want string }{
+		"bad address":        {"model m {\n endpoint ftp://x:1\n}", "llm", `scheme "ftp" is not supported`},
+		"address with a key": {"model m {\n endpoint http://u:hunter2@x:1\n}", "llm", "use the api_key option"},
+		"address with /v1":   {"model m {\n endpoint http://x:1/v1\n}", "llm", "without /v1"},
+		"bad port":           {"model m {\n endpoint x:70000\n}", "llm", "70000"},
+		"twice":              {"model m {\n endpoint x:1 x:1\n}", "llm", "named twice"},
+		"alias taken":        {"model m {\n alias a\n endpoint x:1\n}\nmodel n {\n alias a\n endpoint x:2\n}", "llm", `"a" is taken`},
+		"engine":             {"model m {\n endpoint x:1 {\n engine vlm\n}\n}", "llm", "llamacpp, sglang, vllm"},
+		"metric":             {"model m {\n endpoint x:1 {\n metric wating a\n}\n}", "llm", "kv_usage"},
+		"empty engine key":   {"model m {\n endpoint x:1 {\n api_key {env.LLMGW_TEST_EMPTY}\n}\n}", "llm", "api_key"},
+		"no profile":         {"model m {\n routing fast\n endpoint x:1\n}", "llm", `no such routing profile`},
+		"default profile":    {"default_profile fast", "llm", "fast"},
+		"scorer":             {"routing chat {\n score nonsense 1\n}", "llm", "nonsense"},
+		"weight":             {"routing chat {\n score queue -1\n}", "llm", "-1"},
+		"session load":       {"prefix {\n session x-s 0.5\n}", "llm", "from 1 to 100"},
+		"interval":           {"scrape_interval 1ms", "llm", "at least 100ms"},
+		"served_model":       {"endpoint x:1 {\n served_model a\n}", "llm", "needs a model"},
+		"tls_ca":             {"model m {\n endpoint https://x:1 {\n tls_ca /nonexistent.pem\n}\n}", "llm", "tls_ca"},
+		"empty key":          {"", "llm {\n key {env.LLMGW_TEST_EMPTY}\n}", "the key is empty"},
+		"same key":           {"", "llm {\n key a\n key a\n}", "same key"},
+		"key profile":        {"", "llm {\n key a {\n routing fast\n}\n}", "fast"},
+		"policy profile":     {"", "reverse_proxy x:1 {\n lb_policy llm fast\n}", "fast"},
+		"temperature":        {"routing chat {\n pick softmax -1\n}", "llm", "temperature"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg, err := adapt("{\n admin off\n persist_config off\n llmgw {\n" + c.option + "\n}\n}\nhttp://127.0.0.1:9 {\n" + c.site + "\n}")
+			if err == nil {
+				var parsed caddy.Config
+				if err = json.Unmarshal(cfg, &parsed); err == nil {
+					err = caddy.Validate(&parsed)
+				}
+			}
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error %v, want one with %q", err, c.want)
+			}
+			if err != nil && strings.Contains(err.Error(), "hunter2") {
+				t.Errorf("the error repeats the password: %v", err)
+			}
+		})
+	}
+}
+
+// TestExampleCaddyfile validates the Caddyfile that is shipped; that it also
+// runs is TestExampleRuns.
+func TestExampleCaddyfile(t *testing.T) {
+	b, err := os.ReadFile("../../Caddyfile.example")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg, err := adapt(string(b))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var parsed caddy.Config
+	if err := json.Unmarshal(cfg, &parsed); err != nil {
+		t.Fatal(err)
+	}
+	if err := caddy.Validate(&parsed); err != nil {
+		t.Fatal(err)
+	}
+}
