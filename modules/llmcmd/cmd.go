@@ -14,7 +14,7 @@ import (
 func init() {
 	caddycmd.RegisterCommand(caddycmd.Command{
 		Name:  "proxy",
-		Usage: "--to <address> [--to <address> ...] [--from <address>] [--key <key>] [--open] [--access-log] [--debug]",
+		Usage: "--to <address> [--to <address> ...] [--from <address>] [--key <key>] [--open] [--admin <address>] [--access-log] [--debug]",
 		Short: "Puts the gateway in front of engines, without a config file",
 		Long: `
 Serves the OpenAI API on --from and sends each request to the best of the --to
@@ -30,6 +30,7 @@ The key may be a placeholder such as {env.LLMGW_KEY}.
 			c.Flags().String("key", "", "Key that clients must send")
 			c.Flags().String("api-key", "", "Key that the engines ask for")
 			c.Flags().Bool("open", false, "Serve other machines without a key")
+			c.Flags().String("admin", "", "Address of the admin API, or off (default localhost:2019)")
 			c.Flags().Bool("access-log", false, "Log each request")
 			c.Flags().BoolP("debug", "v", false, "Log more")
 			c.RunE = caddycmd.WrapCommandFuncForCobra(cmdProxy)

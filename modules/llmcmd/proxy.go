@@ -140,7 +140,7 @@ func cmdProxy(fs caddycmd.Flags) (int, error) {
 		return caddy.ExitCodeFailedStartup, err
 	}
 	o := proxyOptions{
-		from: fs.String("from"), to: to, key: fs.String("key"), apiKey: fs.String("api-key"),
+		from: fs.String("from"), to: to, admin: fs.String("admin"), key: fs.String("key"), apiKey: fs.String("api-key"),
 		open: fs.Bool("open"), accessLog: fs.Bool("access-log"), debug: fs.Bool("debug"),
 	}
 	caddy.TrapSignals()

@@ -159,12 +159,12 @@ func checkDecision(t *rapid.T, d *Decision, p *Profile, req *schedule.Request) {
 		}
 		return true
 	}
-	any := false
+	exists := false
 	for i := range d.Candidates {
-		any = any || eligible(&d.Candidates[i])
+		exists = exists || eligible(&d.Candidates[i])
 	}
-	if found != any {
-		t.Fatalf("found a replica: %v; there is one: %v", found, any)
+	if found != exists {
+		t.Fatalf("found a replica: %v; there is one: %v", found, exists)
 	}
 	e := d.Explain(p)
 	if len(e.Candidates) != len(d.Candidates) || len(d.Rejected) != len(d.Candidates) {
