@@ -61,9 +61,9 @@ dist: ## dist/llmgw, built through xcaddy as xcaddy.json has it
 	dist/llmgw validate --config Caddyfile.example
 
 .PHONY: bench
-bench: ## the numbers that are promised, as ratios measured in one run
+bench: build ## the numbers that are promised, as ratios measured in one run
 	go test -run '^$$' -bench . -benchmem ./modules/schedule ./modules/internal/...
-	go run ./cmd/llmgw-bench
+	go run ./bench
 
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZTIME (30s)

@@ -91,6 +91,10 @@ func (g *gateway) caddyfile(option, site string) string {
 			mode 0600
 		}
 		level DEBUG
+		format filter {
+			request>headers>X-Api-Key delete
+			request>headers>Api-Key delete
+		}
 	}
 	llmgw {
 		scrape_interval 100ms

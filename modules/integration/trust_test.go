@@ -45,6 +45,9 @@ func TestT11_TheClientsKeyReachesNoEngine(t *testing.T) {
 	if n := len(e.got()); n != 5 {
 		t.Errorf("%d requests reached the engine", n)
 	}
+	if text, err := os.ReadFile(g.logs); err != nil || strings.Contains(string(text), secret) || !strings.Contains(string(text), "handled request") {
+		t.Errorf("the log holds the client's key, or nothing: %v", err)
+	}
 }
 
 func TestT11_TheEnginesKeyReachesNoClient(t *testing.T) {

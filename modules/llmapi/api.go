@@ -101,7 +101,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	defer h.end(x, w, r)
 	x.Options = h.options
 	x.Anonymous = x.Anonymous || h.Open
-	w.Header()["X-Request-Id"] = []string{x.ID}
+	x.Answer = w.Header()
+	x.Answer["X-Request-Id"] = []string{x.ID}
 	x.ClientID = exchange.CleanID(r.Header.Get("X-Request-Id"))
 	var err error
 	if x.Wishes, err = exchange.TakeWishes(r.Header); err == nil {

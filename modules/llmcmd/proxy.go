@@ -37,7 +37,7 @@ func (o proxyOptions) config() ([]byte, error) {
 	if o.admin != "" {
 		fmt.Fprintf(&b, "\tadmin %s\n", o.admin)
 	}
-	b.WriteString("\tpersist_config off\n\tgrace_period 30s\n")
+	b.WriteString("\tpersist_config off\n\tgrace_period 30s\n" + logFilter)
 	if o.debug {
 		b.WriteString("\tdebug\n")
 	}
@@ -62,6 +62,16 @@ func (o proxyOptions) config() ([]byte, error) {
 	b.WriteString("\t}\n}\n")
 	return []byte(b.String()), nil
 }
+
+// logFilter keeps keys out of the log, in the headers that Caddy does not know
+// to hold any.
+const logFilter = `	log {
+		format filter {
+			request>headers>X-Api-Key delete
+			request>headers>Api-Key delete
+		}
+	}
+`
 
 // siteAddress makes a Caddyfile address of --from: an address with a host
 // listens there and speaks plain HTTP, unless it is a URL.

@@ -36,6 +36,7 @@ type metrics struct {
 type modelMetrics struct {
 	duration, ttft, tpot prometheus.Observer
 	prompt, completion   prometheus.Counter
+	outcomes             map[exchange.Outcome]prometheus.Counter
 	status               sync.Map // pool + status -> prometheus.Counter
 }
 
@@ -96,7 +97,12 @@ func (m *metrics) model(name string) *modelMetrics {
 	if v, ok := m.models.Load(name); ok {
 		return v.(*modelMetrics)
 	}
+	outcomes := make(map[exchange.Outcome]prometheus.Counter)
+	for _, o := range exchange.Outcomes {
+		outcomes[o] = m.outcomes.WithLabelValues(name, string(o))
+	}
 	v, _ := m.models.LoadOrStore(name, &modelMetrics{
+		outcomes: outcomes,
 		duration: m.duration.WithLabelValues(name), ttft: m.ttft.WithLabelValues(name), tpot: m.tpot.WithLabelValues(name),
 		prompt: m.tokens.WithLabelValues(name, "prompt"), completion: m.tokens.WithLabelValues(name, "completion"),
 	})
@@ -126,7 +132,9 @@ func (m *metrics) ended(x *exchange.Exchange) {
 	model, res, end := x.ModelName(), x.Result(), now()
 	mm := m.model(model)
 	m.status(mm, model, statusKey{x.Pool(), res.Status}).Inc()
-	m.outcomes.WithLabelValues(model, string(res.Outcome)).Inc()
+	if c := mm.outcomes[res.Outcome]; c != nil {
+		c.Inc()
+	}
 	mm.duration.Observe(end.Sub(x.Start).Seconds())
 	if !res.FirstToken.IsZero() {
 		mm.ttft.Observe(res.FirstToken.Sub(x.Start).Seconds())

@@ -29,13 +29,13 @@ func answered(x *exchange.Exchange, res *http.Response) *http.Response {
 	}
 	setHeaders(x, res)
 	x.DropBody()
-	kind, _, _ := mime.ParseMediaType(res.Header.Get("Content-Type"))
+	kind := mediaType(res.Header.Get("Content-Type"))
 	if e := res.Header.Get("Content-Encoding"); e != "" && e != "identity" {
 		kind = "" // asked for or not, it cannot be read
 	}
 	w := &watched{x: x}
 	switch kind {
-	case "text/event-stream":
+	case eventType:
 		tap := openai.NewTap(res.Body, openai.TapOptions{
 			WithholdUsage: x.InjectsUsage(), WithholdDone: true,
 			BreakEvent: breakEvent(x.Route),
@@ -43,7 +43,7 @@ func answered(x *exchange.Exchange, res *http.Response) *http.Response {
 		})
 		w.ReadCloser, w.result = tap, tap.Result
 		eventStream(res)
-	case "application/json":
+	case jsonType:
 		unary := openai.NewUnary(res.Body)
 		w.ReadCloser, w.result = unary, unary.Result
 	default:
@@ -52,6 +52,27 @@ func answered(x *exchange.Exchange, res *http.Response) *http.Response {
 	res.Body = w
 	return res
 }
+
+// mediaType returns the bare media type. What engines send as a rule needs no
+// parsing.
+func mediaType(contentType string) string {
+	switch contentType {
+	case jsonType, eventType:
+		return contentType
+	case eventType + "; charset=utf-8":
+		return eventType
+	}
+	kind, _, err := mime.ParseMediaType(contentType)
+	if err != nil {
+		return ""
+	}
+	return kind
+}
+
+const (
+	jsonType  = "application/json"
+	eventType = "text/event-stream"
+)
 
 // eventStream asks everything on the way to the client to let events through
 // one by one: the Incremental field (RFC 10036) Caddy's own handlers,
@@ -76,14 +97,23 @@ func setHeaders(x *exchange.Exchange, res *http.Response) {
 	if e == nil {
 		return
 	}
+	// Straight to the client where that is possible: Caddy makes a placeholder
+	// of each header that comes with the response.
+	if x.Answer != nil {
+		h = x.Answer
+	}
 	h["X-Llmgw-Replica"] = []string{e.Replica.ID}
 	h["X-Llmgw-Pool"] = []string{e.Pool}
 	h["X-Llmgw-Served-Model"] = []string{e.Served(x.Model)}
 	h["X-Llmgw-Queue-Ms"] = zeroMs
+	h["X-Llmgw-Cache-Decision"] = noTree
 }
 
 // zeroMs is the time in the gateway's queue: requests go on at once.
 var zeroMs = []string{"0"}
+
+// noTree is the decision about prefixes while the gateway keeps no tree of them.
+var noTree = []string{"no_tree"}
 
 // maxError is how much of an engine's error is read.
 const maxError = 64 << 10
@@ -121,7 +151,7 @@ func refused(x *exchange.Exchange, res *http.Response) *http.Response {
 	text := append(e.AppendJSON(nil, x.Route.Anthropic), '\n')
 	retry := res.Header["Retry-After"]
 	res.StatusCode, res.Status = e.Status, strconv.Itoa(e.Status)+" "+http.StatusText(e.Status)
-	res.Header = http.Header{"Content-Type": {"application/json"}, "Content-Length": {strconv.Itoa(len(text))}}
+	res.Header = http.Header{"Content-Type": {jsonType}, "Content-Length": {strconv.Itoa(len(text))}}
 	if len(retry) > 0 {
 		res.Header["Retry-After"] = retry
 	}

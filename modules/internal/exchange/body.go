@@ -128,7 +128,7 @@ func (x *Exchange) readBody(r *http.Request) ([]byte, error) {
 		buf = buf[:len(buf)+n]
 		have := int64(len(buf))
 		switch {
-		case have == length, err == io.EOF && length < 0:
+		case have == length, errors.Is(err, io.EOF) && length < 0:
 			if have > limit {
 				return nil, x.tooLarge()
 			}
@@ -260,6 +260,7 @@ func (x *Exchange) Direct(r *http.Request) bool {
 		return false
 	}
 	r.Body = io.NopCloser(spliced.NewReader())
+	r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(spliced.NewReader()), nil }
 	r.ContentLength = spliced.Len()
 	// Go keeps the client's Content-Length in the header map and sends its own
 	// from the field: two of them make strict engines refuse the request.

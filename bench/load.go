@@ -1,0 +1,199 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	plainBody  = `{"model":"m","max_tokens":16,"messages":[{"role":"user","content":"What is the capital of France?"}]}`
+	streamBody = `{"model":"m","stream":true,"stream_options":{"include_usage":true},"max_tokens":100,"messages":[{"role":"user","content":"What is the capital of France?"}]}`
+
+	connections = 64  // of the closed loop
+	concurrent  = 200 // streams
+	tokens      = 100 // a stream
+	tokenPause  = 20 * time.Millisecond
+)
+
+func post(ctx context.Context, c *http.Client, url, body string) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/v1/chat/completions", strings.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	return c.Do(req)
+}
+
+func client(n int) *http.Client {
+	return &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: n, MaxConnsPerHost: n, DisableCompression: true}}
+}
+
+// closedLoop sends one request after the other on each connection and returns
+// how many were answered.
+func closedLoop(ctx context.Context, url string, d time.Duration) (int, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	c := client(connections)
+	defer c.CloseIdleConnections()
+	var done atomic.Int64
+	var failed atomic.Pointer[error]
+	end := time.Now().Add(d)
+	var wg sync.WaitGroup
+	for range connections {
+		wg.Go(func() {
+			for time.Now().Before(end) && ctx.Err() == nil {
+				if err := once(ctx, c, url); err != nil {
+					failed.CompareAndSwap(nil, &err)
+					cancel()
+					return
+				}
+				done.Add(1)
+			}
+		})
+	}
+	wg.Wait()
+	if err := failed.Load(); err != nil {
+		return 0, *err
+	}
+	return int(done.Load()), ctx.Err()
+}
+
+func once(ctx context.Context, c *http.Client, url string) error {
+	res, err := post(ctx, c, url, plainBody)
+	if err != nil {
+		return err
+	}
+	defer res.Body.Close()
+	if _, err := io.Copy(io.Discard, res.Body); err != nil {
+		return err
+	}
+	if res.StatusCode != http.StatusOK {
+		return fmt.Errorf("answered %s", res.Status)
+	}
+	return nil
+}
+
+// streams opens many streams at once and returns how many tokens came.
+func streams(ctx context.Context, url string, _ time.Duration) (int, error) {
+	c := client(concurrent)
+	defer c.CloseIdleConnections()
+	var came atomic.Int64
+	errs := make(chan error, concurrent)
+	for range concurrent {
+		go func() {
+			n, err := stream(ctx, c, url)
+			came.Add(int64(n))
+			errs <- err
+		}()
+	}
+	for range concurrent {
+		if err := <-errs; err != nil {
+			return 0, err
+		}
+	}
+	return int(came.Load()), nil
+}
+
+func stream(ctx context.Context, c *http.Client, url string) (n int, err error) {
+	res, err := post(ctx, c, url, streamBody)
+	if err != nil {
+		return 0, err
+	}
+	defer res.Body.Close()
+	lines := bufio.NewScanner(res.Body)
+	for lines.Scan() {
+		if bytes.Contains(lines.Bytes(), []byte(`"content":`)) {
+			n++
+		}
+	}
+	if n != tokens {
+		return n, fmt.Errorf("%d of %d tokens came: %w", n, tokens, lines.Err())
+	}
+	return n, nil
+}
+
+// startReplicas runs the fake replicas as a process of their own and returns
+// their addresses.
+func startReplicas(ctx context.Context) ([]string, error) {
+	exe, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.CommandContext(ctx, exe, "-upstream")
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	line, err := bufio.NewReader(out).ReadString('\n')
+	return strings.Fields(line), err
+}
+
+// serveReplicas is that process.
+func serveReplicas(ctx context.Context) error {
+	var addresses []string
+	ended := make(chan error, replicas)
+	for range replicas {
+		ln, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
+		if err != nil {
+			return err
+		}
+		addresses = append(addresses, ln.Addr().String())
+		go func() {
+			s := &http.Server{Handler: http.HandlerFunc(replica), ReadHeaderTimeout: time.Minute}
+			ended <- s.Serve(ln)
+		}()
+	}
+	fmt.Println(strings.Join(addresses, " "))
+	select {
+	case <-ctx.Done():
+		return nil
+	case err := <-ended:
+		return err
+	}
+}
+
+var (
+	plainAnswer = []byte(`{"id":"chatcmpl-1","object":"chat.completion","created":1790000000,"model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"The capital of France is Paris."},"finish_reason":"stop"}],"usage":{"prompt_tokens":14,"completion_tokens":7,"total_tokens":21}}`)
+	chunk       = []byte(`data: {"id":"chatcmpl-9fd2d8d9010fbc52","object":"chat.completion.chunk","created":1795952523,"model":"m","choices":[{"index":0,"delta":{"content":" day"},"logprobs":null,"finish_reason":null,"token_ids":null}]}` + "\n\n")
+	lastChunks  = []byte(`data: {"id":"chatcmpl-9fd2d8d9010fbc52","object":"chat.completion.chunk","created":1795952523,"model":"m","choices":[],"usage":{"prompt_tokens":14,"completion_tokens":100,"total_tokens":114}}` + "\n\ndata: [DONE]\n\n")
+)
+
+// replica answers at once, or with a stream.
+func replica(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil || r.Method != http.MethodPost {
+		http.NotFound(w, r)
+		return
+	}
+	if !bytes.Contains(body, []byte(`"stream":true`)) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write(plainAnswer)
+		return
+	}
+	w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
+	tick := time.NewTicker(tokenPause)
+	defer tick.Stop()
+	flusher := http.NewResponseController(w)
+	for range tokens {
+		if _, err := w.Write(chunk); err != nil || flusher.Flush() != nil {
+			return
+		}
+		<-tick.C
+	}
+	_, _ = w.Write(lastChunks)
+}
