@@ -31,7 +31,7 @@ func TestAdapt(t *testing.T) {
 			if !ok && !*rewrite {
 				t.Fatal("no line of dashes")
 			}
-			got := ""
+			var got string
 			if cfg, err := adapt(input); err != nil {
 				got = "error: " + err.Error()
 			} else {

@@ -62,23 +62,33 @@ func TestImportArrows(t *testing.T) {
 		forbidden func(p string) bool
 		deep      bool // all dependencies, not only direct imports
 	}{
-		{"the core knows no Caddy and no zap", func(p string) bool { return under(p, "modules/internal", "modules/schedule") },
+		{
+			"the core knows no Caddy and no zap", func(p string) bool { return under(p, "modules/internal", "modules/schedule") },
 			func(d string) bool {
 				return strings.HasPrefix(d, "github.com/caddyserver/") || strings.HasPrefix(d, "go.uber.org/zap")
-			}, true},
-		{"the core knows no adapter", func(p string) bool { return under(p, "modules/internal", "modules/schedule") },
-			func(d string) bool { return isAdapter(d) || under(d, "modules/llmgw", "modules/integration", "cmd") }, true},
-		{"other people's plugins can import the contracts", func(p string) bool { return under(p, "modules/schedule") },
-			func(d string) bool { return strings.HasPrefix(d, module+"/") && !under(d, "modules/schedule") }, true},
+			}, true,
+		},
+		{
+			"the core knows no adapter", func(p string) bool { return under(p, "modules/internal", "modules/schedule") },
+			func(d string) bool { return isAdapter(d) || under(d, "modules/llmgw", "modules/integration", "cmd") }, true,
+		},
+		{
+			"other people's plugins can import the contracts", func(p string) bool { return under(p, "modules/schedule") },
+			func(d string) bool { return strings.HasPrefix(d, module+"/") && !under(d, "modules/schedule") }, true,
+		},
 		{"adapters never import each other", isAdapter, isAdapter, false},
 		{"the app imports no adapter", func(p string) bool { return under(p, "modules/llmgw") }, isAdapter, true},
-		{"the agent knows neither Caddy nor the modules", func(p string) bool { return under(p, "agent") },
-			func(d string) bool { return strings.HasPrefix(d, "github.com/caddyserver/") || under(d, "modules") }, true},
+		{
+			"the agent knows neither Caddy nor the modules", func(p string) bool { return under(p, "agent") },
+			func(d string) bool { return strings.HasPrefix(d, "github.com/caddyserver/") || under(d, "modules") }, true,
+		},
 		{"only the app and the commands import engines", func(p string) bool {
 			return strings.HasPrefix(p, module+"/modules/") && !under(p, "modules/llmgw", "modules/llmagents", "modules/llmcmd", "modules/integration")
 		}, func(d string) bool { return under(d, "agent/engine", "agent/gossip") }, false},
-		{"nothing imports a command", func(p string) bool { return !under(p, "cmd") },
-			func(d string) bool { return under(d, "cmd") }, false},
+		{
+			"nothing imports a command", func(p string) bool { return !under(p, "cmd") },
+			func(d string) bool { return under(d, "cmd") }, false,
+		},
 	}
 	all := packages(t)
 	if len(all) < 15 {

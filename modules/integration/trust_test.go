@@ -27,7 +27,10 @@ func TestT11_TheClientsKeyReachesNoEngine(t *testing.T) {
 	g := start(t, guarded(e), keyed)
 	g.known(t, e)
 	for _, headers := range [][]string{
-		{"Authorization", "Bearer " + secret}, {"Authorization", "bearer " + secret}, {"X-Api-Key", secret}, {"Api-Key", secret},
+		{"Authorization", "Bearer " + secret},
+		{"Authorization", "bearer " + secret},
+		{"X-Api-Key", secret},
+		{"Api-Key", secret},
 		{"Authorization", "Bearer " + secret, "X-Api-Key", secret, "Cookie", "k=" + secret, "Proxy-Authorization", "Bearer " + secret},
 	} {
 		if res, text := g.post(t, "/v1/chat/completions", request, headers...); res.StatusCode != http.StatusOK {

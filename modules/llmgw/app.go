@@ -5,6 +5,7 @@ package llmgw
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -88,7 +89,7 @@ func (a *App) Provision(ctx caddy.Context) error {
 // Start makes this config the current one. Replicas are asked how they are
 // from now on.
 func (a *App) Start() error {
-	current.Store(a)
+	running.add(a)
 	a.Runtime()
 	return nil
 }
@@ -96,7 +97,7 @@ func (a *App) Start() error {
 // Stop ends what Start began, unless a newer config has taken over already.
 // Requests that still run are not touched.
 func (a *App) Stop() error {
-	current.CompareAndSwap(a, nil)
+	running.remove(a)
 	a.start.Do(func() {}) // a request that comes later must not start anything
 	if a.detach != nil {
 		a.detach()
@@ -122,6 +123,7 @@ func (a *App) hold(n int64) {
 	for i := len(a.release) - 1; i >= 0; i-- {
 		a.release[i]()
 	}
+	a.transport.close()
 }
 
 // Runtime returns what this config's exchanges share. The first call starts
@@ -137,11 +139,36 @@ func (a *App) Runtime() *exchange.Runtime {
 	return a.runtime
 }
 
-// current is the config that serves; nil before the first and after the last.
-var current atomic.Pointer[App]
+// stack holds the apps that have started and not stopped. A new config starts
+// before the old one stops, and stops again if another of its apps cannot
+// start: then the old one is current as before.
+type stack struct {
+	mu   sync.Mutex
+	apps []*App
+	top  atomic.Pointer[App]
+}
+
+var running stack
+
+func (s *stack) add(a *App) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.apps = append(s.apps, a)
+	s.top.Store(a)
+}
+
+func (s *stack) remove(a *App) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.apps = slices.DeleteFunc(s.apps, func(b *App) bool { return a == b })
+	s.top.Store(nil)
+	if n := len(s.apps); n > 0 {
+		s.top.Store(s.apps[n-1])
+	}
+}
 
 // Current returns the app of the config that serves now, or nil.
-func Current() *App { return current.Load() }
+func Current() *App { return running.top.Load() }
 
 // now is the gateway's clock.
 func now() time.Time { return time.Now() }

@@ -294,6 +294,13 @@ func (t *transports) client(s catalog.TLS) (*http.Client, error) {
 	return c, nil
 }
 
+// close ends the idle connections.
+func (t *transports) close() {
+	for _, c := range t.clients {
+		c.CloseIdleConnections()
+	}
+}
+
 // TLSConfig turns an endpoint's TLS settings into Go's.
 func TLSConfig(s catalog.TLS) (*tls.Config, error) {
 	c := &tls.Config{ServerName: s.ServerName, InsecureSkipVerify: s.InsecureSkipVerify, MinVersion: tls.VersionTLS12}

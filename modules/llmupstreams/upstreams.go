@@ -47,7 +47,7 @@ func (s *Source) Provision(ctx caddy.Context) (err error) {
 func (s *Source) GetUpstreams(r *http.Request) ([]*reverseproxy.Upstream, error) {
 	x := s.app.Join(r)
 	if x.Read(r) != nil || x.Resolve() != nil {
-		return nil, nil
+		return nil, nil //nolint:nilerr // the exchange keeps the error
 	}
 	e := x.Pick()
 	if e == nil || !x.Direct(r) {
