@@ -115,6 +115,10 @@ func TestDemo(t *testing.T) {
 	if err != nil || !strings.Contains(string(out), `"delta":{"content":`) || !strings.HasSuffix(strings.TrimSpace(string(out)), "data: [DONE]") {
 		t.Errorf("%s\n%v: %s", command, err, out)
 	}
+	replicas := p.says(t, `replicas --address (\S+)`)[1]
+	if n := len((&gateway{Admin: replicas}).replicas(t)); n != 3 {
+		t.Errorf("%d replicas listed", n)
+	}
 	p.interrupt(t)
 	for _, address := range append(sims, listen) {
 		if res, err := http.Get("http://" + address + "/health"); err == nil {

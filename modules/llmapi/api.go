@@ -145,8 +145,11 @@ func (h *Handler) answer(x *exchange.Exchange, w http.ResponseWriter, r *http.Re
 	// The cause that the exchange keeps says more than what Caddy made of it.
 	if cause := x.Err(); cause != nil {
 		err = cause
-	} else if he, ok := errors.AsType[caddyhttp.HandlerError](err); ok && errors.Is(err, he) {
-		err = fromCaddy(he)
+	} else {
+		if he, ok := errors.AsType[caddyhttp.HandlerError](err); ok {
+			err = fromCaddy(he)
+		}
+		x.Fail(err)
 	}
 	e := exchange.Answer(err)
 	if x.Route.Method != "" && errors.Is(err, exchange.ErrMethod) {

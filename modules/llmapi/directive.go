@@ -49,6 +49,7 @@ const streamCloseDelay = 30 * time.Minute
 //		reverse_proxy {
 //			dynamic llm
 //			transport llm
+//			lb_policy first
 //			lb_retries 10
 //			stream_close_delay 30m
 //		}

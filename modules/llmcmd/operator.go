@@ -95,9 +95,13 @@ func (k *client) replicas() error {
 	w := tabwriter.NewWriter(k.out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "REPLICA\tSTATE\tPOOL\tMODELS\tINFLIGHT\tRUNNING\tWAITING\tKV\tMETRICS\tREASON")
 	for _, r := range list {
+		why := r.Reason
+		if !strings.Contains(why, r.MetricsError) {
+			why = strings.TrimSpace(why + " " + r.MetricsError)
+		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\n", r.Replica, r.State, strings.Join(r.Pools, ","),
 			strings.Join(r.Models, ","), r.Inflight, text(r.Running, 0), text(r.Waiting, 0), text(r.KVUsage, 2), r.Metrics,
-			strings.TrimSpace(r.Reason+" "+r.MetricsError))
+			why)
 	}
 	return w.Flush()
 }

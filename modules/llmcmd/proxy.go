@@ -172,7 +172,18 @@ func cmdDemo(fs caddycmd.Flags) (int, error) {
 	ctx, stop := untilStopped()
 	defer stop()
 	var o proxyOptions
-	o.from, o.admin = fs.String("from"), "off"
+	o.from = fs.String("from")
+	host, port, err := net.SplitHostPort(o.from)
+	if err != nil {
+		return caddy.ExitCodeFailedStartup, fmt.Errorf("--from %q: want an address such as :8080 or 127.0.0.1:8080", o.from)
+	}
+	if host == "" {
+		host = "localhost"
+	}
+	// Another Caddy may have the usual port of the admin API.
+	if o.admin, err = freeAddress(ctx); err != nil {
+		return caddy.ExitCodeFailedStartup, err
+	}
 	ended := make(chan error, n)
 	for range n {
 		address, err := startSim(ctx, sim.DefaultConfig(), "127.0.0.1:0", ended)
@@ -191,8 +202,12 @@ Try it:
   curl -N http://%[1]s/v1/chat/completions -H 'Content-Type: application/json' \
     -d '{"model":"sim","stream":true,"messages":[{"role":"user","content":"Hello"}]}'
 
+See what the gateway knows of its replicas:
+
+  %[4]s replicas --address %[5]s
+
 Ctrl-C ends everything.
-`, o.from, n, strings.Join(o.to, " "))
+`, net.JoinHostPort(host, port), n, strings.Join(o.to, " "), os.Args[0], o.admin)
 	select {
 	case <-ctx.Done():
 	case err := <-ended:
@@ -200,6 +215,16 @@ Ctrl-C ends everything.
 	}
 	stop()
 	return caddy.ExitCodeSuccess, caddy.Stop()
+}
+
+// freeAddress returns a loopback address that nobody listens on.
+func freeAddress(ctx context.Context) (string, error) {
+	ln, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	defer ln.Close()
+	return ln.Addr().String(), nil
 }
 
 // startSim runs a simulated engine until ctx ends.

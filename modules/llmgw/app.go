@@ -38,6 +38,9 @@ type App struct {
 	// Models may override it.
 	Prefix *Prefix `json:"prefix,omitempty"`
 
+	// What happens when a replica fails.
+	Reliability *Reliability `json:"reliability,omitempty"`
+
 	// The models that are served.
 	Models []*Model `json:"models,omitempty"`
 

@@ -30,6 +30,7 @@ const (
 	defaultSessionHeader  = "x-session-id"
 	defaultSessionLoad    = 1.25
 	defaultRetries        = 2
+	defaultConnectTimeout = 2 * time.Second
 	defaultTargetWaiting  = 4
 	defaultKVCeiling      = 0.90
 )
@@ -55,6 +56,12 @@ func (a *App) build(ctx caddy.Context) error {
 	}
 	if profiles[a.DefaultProfile] == nil {
 		return fmt.Errorf("default_profile %q: there is no such routing profile", a.DefaultProfile)
+	}
+	if a.Reliability == nil {
+		a.Reliability = new(Reliability)
+	}
+	if err := a.Reliability.fill(); err != nil {
+		return err
 	}
 	defaults, err := a.modelDefaults(a.Prefix)
 	if err != nil {
@@ -95,7 +102,7 @@ func (a *App) build(ctx caddy.Context) error {
 	}
 	a.runtime = &exchange.Runtime{
 		Catalog: c, Profiles: profiles, DefaultProfile: a.DefaultProfile,
-		Retries: defaultRetries, Budget: a.shared.budget,
+		Retries: *a.Reliability.Retries, Budget: a.shared.budget,
 		Opened: func() { a.hold(1) },
 		Ended: func(x *exchange.Exchange) {
 			a.shared.metrics.ended(x)
@@ -103,6 +110,27 @@ func (a *App) build(ctx caddy.Context) error {
 		},
 		Picked: a.shared.metrics.picked,
 		Now:    now,
+	}
+	return nil
+}
+
+// maxRetries bounds the retries: Caddy's proxy asks ten times at most.
+const maxRetries = 8
+
+// fill checks the settings and puts the defaults in.
+func (r *Reliability) fill() error {
+	if r.Retries == nil {
+		n := defaultRetries
+		r.Retries = &n
+	}
+	if *r.Retries < 0 || *r.Retries > maxRetries {
+		return fmt.Errorf("retries %d: must be from 0 to %d", *r.Retries, maxRetries)
+	}
+	if r.ConnectTimeout == 0 {
+		r.ConnectTimeout = caddy.Duration(defaultConnectTimeout)
+	}
+	if r.ConnectTimeout < caddy.Duration(time.Millisecond) {
+		return fmt.Errorf("connect_timeout %v: must be at least 1ms", time.Duration(r.ConnectTimeout))
 	}
 	return nil
 }
@@ -119,6 +147,9 @@ func (a *App) modelDefaults(prefixes ...*Prefix) (catalog.Model, error) {
 			continue
 		}
 		s := p.Session
+		if m.SessionLoad == 0 { // turned off above, and on again here
+			m.SessionLoad = defaultSessionLoad
+		}
 		if s.Header != "" {
 			m.SessionHeader = s.Header
 		}

@@ -27,6 +27,10 @@ func init() {
 //		prefix {
 //			session <header> [<load>] | off
 //		}
+//		reliability {
+//			retries <number>
+//			connect_timeout <duration>
+//		}
 //		model <name> {
 //			alias <name...>
 //			routing <profile>
@@ -78,6 +82,8 @@ func (a *App) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 			err = a.parseRouting(d)
 		case "prefix":
 			err = parsePrefix(d, &a.Prefix)
+		case "reliability":
+			err = a.parseReliability(d)
 		case "model":
 			err = a.parseModel(d)
 		case "endpoint":
@@ -199,6 +205,32 @@ func parsePrefix(d *caddyfile.Dispenser, into **Prefix) error {
 			return d.ArgErr()
 		}
 		(*into).Session = s
+	}
+	return nil
+}
+
+func (a *App) parseReliability(d *caddyfile.Dispenser) error {
+	if d.NextArg() {
+		return d.ArgErr()
+	}
+	if a.Reliability == nil {
+		a.Reliability = new(Reliability)
+	}
+	for nesting := d.Nesting(); d.NextBlock(nesting); {
+		switch d.Val() {
+		case "retries":
+			n, err := intArg(d)
+			if err != nil {
+				return err
+			}
+			a.Reliability.Retries = &n
+		case "connect_timeout":
+			if err := durationArg(d, &a.Reliability.ConnectTimeout); err != nil {
+				return err
+			}
+		default:
+			return d.Errf("unknown reliability option %q: use retries or connect_timeout", d.Val())
+		}
 	}
 	return nil
 }

@@ -2,6 +2,8 @@ package llmgw
 
 import (
 	"encoding/json"
+
+	"github.com/caddyserver/caddy/v2"
 )
 
 // Model is one model that is served under a logical name.
@@ -83,6 +85,16 @@ type Session struct {
 
 	// Turns session affinity off.
 	Off bool `json:"off,omitempty"`
+}
+
+// Reliability is what happens when a replica fails.
+type Reliability struct {
+	// How many further replicas a request may be sent to, from 0 to 8.
+	// Default: 2
+	Retries *int `json:"retries,omitempty"`
+
+	// How long making a connection may take. Default: 2s
+	ConnectTimeout caddy.Duration `json:"connect_timeout,omitempty"`
 }
 
 // Routing is a routing profile: scorers whose weighted sum values each

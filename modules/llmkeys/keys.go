@@ -102,6 +102,9 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		}
 		keys = append(keys, key)
 	}
+	if len(keys) == 0 {
+		ctx.Logger().Info("no API keys: only clients on this machine are served, unless `llm` says open")
+	}
 	h.ring, err = tenant.NewKeyring(keys)
 	return err
 }

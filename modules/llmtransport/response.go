@@ -91,8 +91,11 @@ func eventStream(res *http.Response) {
 func setHeaders(x *exchange.Exchange, res *http.Response) {
 	h := res.Header
 	exchange.StripWishes(h)
-	delete(h, "X-Request-Id") // the front door has set the gateway's own
-	delete(h, "Set-Cookie")
+	// The front door has set the gateway's own id, and Caddy's server dates what
+	// it sends. The rest is between the engine and its client, the gateway.
+	for _, name := range []string{"X-Request-Id", "Date", "Server", "Set-Cookie"} {
+		delete(h, name)
+	}
 	e := x.Endpoint()
 	if e == nil {
 		return
@@ -218,7 +221,8 @@ func (w *watched) outcome(seen openai.Result) exchange.Outcome {
 	switch {
 	case seen.ErrorFrame || seen.Aborted:
 		return exchange.OutcomeEngineError
-	case seen.Complete:
+	case seen.Complete, seen.Done:
+		// A client may leave at the end mark, without waiting for the last byte.
 		return exchange.OutcomeOK
 	case w.err == nil || errors.Is(w.err, context.Canceled):
 		// Nobody read it to its end: the client is gone.

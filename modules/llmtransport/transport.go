@@ -15,6 +15,7 @@ import (
 
 	"github.com/llmgw/llmgw/modules/internal/catalog"
 	"github.com/llmgw/llmgw/modules/internal/exchange"
+	"github.com/llmgw/llmgw/modules/internal/h1"
 	"github.com/llmgw/llmgw/modules/llmgw"
 )
 
@@ -27,10 +28,11 @@ func init() {
 // the usage chunk that the client did not ask for, and turns the errors of
 // every engine into OpenAI's shape.
 type Transport struct {
-	app *llmgw.App
-	// byTLS holds one transport per set of TLS settings in the config: the
-	// plain one under the zero key.
-	byTLS map[catalog.TLS]http.RoundTripper
+	// fast speaks plain HTTP/1.1; what it does not take goes to one of byTLS.
+	fast *h1.Transport
+	// byTLS holds one of Caddy's transports per set of TLS settings in the
+	// config: the one without any under the zero key.
+	byTLS map[catalog.TLS]*reverseproxy.HTTPTransport
 }
 
 // CaddyModule returns the Caddy module information.
@@ -42,7 +44,6 @@ func (*Transport) CaddyModule() caddy.ModuleInfo {
 }
 
 const (
-	connectTimeout = 2 * time.Second
 	// idleConnTimeout is below the 5 s after which vLLM and llama.cpp close an
 	// idle connection: a request sent into one that they are about to close is
 	// lost.
@@ -56,15 +57,15 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 	if err != nil {
 		return err
 	}
-	t.app = app
-	t.byTLS = make(map[catalog.TLS]http.RoundTripper)
+	t.fast = &h1.Transport{DialTimeout: app.ConnectTimeout(), IdleTimeout: idleConnTimeout, MaxIdlePerHost: maxIdlePerHost}
+	t.byTLS = make(map[catalog.TLS]*reverseproxy.HTTPTransport)
 	for _, settings := range append(app.TLSSettings(), catalog.TLS{}) {
 		if t.byTLS[settings] != nil {
 			continue
 		}
 		off := false
 		inner := &reverseproxy.HTTPTransport{
-			DialTimeout: caddy.Duration(connectTimeout),
+			DialTimeout: caddy.Duration(app.ConnectTimeout()),
 			Compression: &off,
 			KeepAlive: &reverseproxy.KeepAlive{
 				IdleConnTimeout:     caddy.Duration(idleConnTimeout),
@@ -86,9 +87,12 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 
 // Cleanup closes idle connections.
 func (t *Transport) Cleanup() error {
-	for _, rt := range t.byTLS {
-		if h, ok := rt.(*reverseproxy.HTTPTransport); ok {
-			_ = h.Cleanup()
+	if t.fast != nil {
+		t.fast.CloseIdleConnections()
+	}
+	for _, h := range t.byTLS {
+		if err := h.Cleanup(); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -102,23 +106,30 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		// A static upstream, picked by lb_policy: there is nothing to watch for.
 		return t.byTLS[catalog.TLS{}].RoundTrip(r)
 	}
-	rt := t.byTLS[catalog.TLS{}]
-	if e := x.Endpoint(); e != nil {
-		if own := t.byTLS[e.TLS]; own != nil {
-			rt = own
-		}
-	}
 	// Header operations of the route, if there are any, make Caddy copy the
 	// client's headers anew for each attempt, so this comes last.
 	x.Authorize(r.Header)
 	now := x.Runtime().Now
 	sent := now()
 	x.Record(func(res *exchange.Result) { res.Sent = sent })
-	res, err := rt.RoundTrip(r)
+	res, err := t.send(x, r)
 	if err != nil {
 		return nil, failed(r.Context(), x, err)
 	}
 	return answered(x, res), nil
+}
+
+// send makes the round trip on the fast path, or with Caddy's own transport
+// what that does not take: TLS, HTTP/2, upgrades, bodies of unknown length.
+func (t *Transport) send(x *exchange.Exchange, r *http.Request) (*http.Response, error) {
+	res, err := t.fast.RoundTrip(r)
+	if !errors.Is(err, h1.ErrUnsupported) {
+		return res, err
+	}
+	if e := x.Endpoint(); e != nil && t.byTLS[e.TLS] != nil {
+		return t.byTLS[e.TLS].RoundTrip(r)
+	}
+	return t.byTLS[catalog.TLS{}].RoundTrip(r)
 }
 
 // failed notes what a round trip without an answer means.
@@ -127,15 +138,25 @@ func failed(ctx context.Context, x *exchange.Exchange, err error) error {
 		x.Finish(exchange.OutcomeCancelled)
 		return context.Canceled
 	}
-	e := x.Endpoint()
-	if dial, ok := errors.AsType[reverseproxy.DialError](err); ok && e != nil {
-		e.Replica.Health.ConnectFailed("connect: " + dial.Error())
+	if isDial(err) {
+		if e := x.Endpoint(); e != nil {
+			e.Replica.Health.ConnectFailed("connect: " + err.Error())
+		}
 		x.Fail(exchange.Fail(exchange.ErrReplica, "the replica could not be reached"))
-		return err
+		return reverseproxy.NewDialError(err)
 	}
 	x.Fail(exchange.Fail(exchange.ErrReplica, "the replica closed the connection before it answered"))
 	x.Finish(exchange.OutcomeEngineError)
 	return err
+}
+
+// isDial reports whether no connection was made, so that nothing was sent.
+func isDial(err error) bool {
+	if fast, ok := errors.AsType[*h1.Error](err); ok {
+		return fast.Op == h1.OpDial
+	}
+	_, ok := errors.AsType[reverseproxy.DialError](err)
+	return ok
 }
 
 // UnmarshalCaddyfile takes no options:
