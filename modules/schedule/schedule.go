@@ -26,7 +26,7 @@ type Gauge float64
 var Unknown = Gauge(math.NaN())
 
 // Known reports whether the value is known.
-func (g Gauge) Known() bool { return g == g }
+func (g Gauge) Known() bool { return !math.IsNaN(float64(g)) }
 
 // Or returns the value, or other if it is unknown.
 func (g Gauge) Or(other float64) float64 {

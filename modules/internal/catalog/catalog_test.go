@@ -188,6 +188,27 @@ func TestReplicaJoinsAModelOnce(t *testing.T) {
 	}
 }
 
+// A request keeps the view that it resolved its model in, whatever is learned
+// meanwhile.
+func TestRelearnLeavesOldViewsAlone(t *testing.T) {
+	f := fleet.New(nil)
+	one, two := endpoint(t, f, "gpu2:8000"), endpoint(t, f, "gpu3:8000")
+	declared := append(make([]*Endpoint, 0, 8), endpoint(t, f, "gpu1:8000"))
+	c := build(t, []*Model{{Name: "a", Endpoints: declared}}, []*Endpoint{one, two})
+	one.Replica.SetModels([]string{"a"})
+	c.Relearn()
+	view := c.Resolve("a")
+	one.Replica.SetModels(nil)
+	two.Replica.SetModels([]string{"a"})
+	c.Relearn()
+	if got, want := where(view), []string{"gpu1:8000 a", "gpu2:8000 a"}; !slices.Equal(got, want) {
+		t.Errorf("the old view has become %q, want %q", got, want)
+	}
+	if got, want := where(c.Resolve("a")), []string{"gpu1:8000 a", "gpu3:8000 a"}; !slices.Equal(got, want) {
+		t.Errorf("the new view is %q, want %q", got, want)
+	}
+}
+
 func TestRelearnKeepsSequences(t *testing.T) {
 	f := fleet.New(nil)
 	e := endpoint(t, f, "gpu1:8000")

@@ -47,6 +47,10 @@ type Exchange struct {
 	// Model is what Requested resolved to; set by [Exchange.Resolve].
 	Model *catalog.Model
 
+	// Answer is the header of the answer to the client, as long as it can still
+	// be changed; nil where nobody knows it.
+	Answer http.Header
+
 	rt     *Runtime
 	header http.Header
 
@@ -107,6 +111,11 @@ const (
 	// OutcomeRejected is a request that the gateway refused.
 	OutcomeRejected Outcome = "rejected"
 )
+
+// Outcomes are all outcomes.
+var Outcomes = []Outcome{
+	OutcomeOK, OutcomeClientError, OutcomeEngineError, OutcomeBroken, OutcomeCancelled, OutcomeRejected,
+}
 
 // Result is what became of the request. Times are zero if they never came.
 type Result struct {

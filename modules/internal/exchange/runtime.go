@@ -50,11 +50,15 @@ func NewBudget(limit int64) *Budget { return &Budget{limit: limit} }
 
 // Take holds n bytes, or returns false and holds none.
 func (b *Budget) Take(n int64) bool {
-	if b.used.Add(n) > b.limit {
-		b.used.Add(-n)
-		return false
+	for {
+		used := b.used.Load()
+		if used+n > b.limit {
+			return false
+		}
+		if b.used.CompareAndSwap(used, used+n) {
+			return true
+		}
 	}
-	return true
 }
 
 // Give gives n bytes back.

@@ -245,7 +245,7 @@ func TestDrainRate(t *testing.T) {
 			}
 			return
 		}
-		if math.Abs(float64(got)-want) > 1e-6 {
+		if !(math.Abs(float64(got)-want) < 1e-6) {
 			t.Errorf("rate %v, want %v", got, want)
 		}
 	}

@@ -55,10 +55,7 @@ func (d *Decision) Explain(p *Profile) Explanation {
 		r := &d.Candidates[i]
 		e.Candidates[i] = Verdict{Replica: r.ID, Pool: r.Pool, Rejected: d.Rejected[i]}
 	}
-	if d.Pick < 0 {
-		return e // nothing was scored
-	}
-	n := len(d.eligible)
+	n := len(d.eligible) // 0 without a pick
 	for j, i := range d.index {
 		v := &e.Candidates[i]
 		v.Total = d.totals[j]

@@ -24,7 +24,7 @@ func TestExplain(t *testing.T) {
 	if e.Profile != "chat" || e.Picker != "p2c" || e.Pool != "one" || e.Pick != "a" || e.Spilled {
 		t.Errorf("explanation %+v", e)
 	}
-	if want := (0.25 + 0.95/0.9) / 2; math.Abs(e.Saturation-want) > 1e-9 {
+	if want := (0.25 + 0.95/0.9) / 2; !(math.Abs(e.Saturation-want) < 1e-9) {
 		t.Errorf("saturation %v, want %v", e.Saturation, want)
 	}
 	want := []Verdict{
@@ -42,7 +42,7 @@ func TestExplain(t *testing.T) {
 	}
 	for i, v := range e.Candidates {
 		if v.Replica != want[i].Replica || v.Pool != want[i].Pool || v.Rejected != want[i].Rejected ||
-			math.Abs(v.Total-want[i].Total) > 1e-9 || !slices.Equal(v.Scores, want[i].Scores) {
+			!(math.Abs(v.Total-want[i].Total) < 1e-9) || !slices.Equal(v.Scores, want[i].Scores) {
 			t.Errorf("verdict %+v, want %+v", v, want[i])
 		}
 	}
@@ -176,7 +176,7 @@ func checkDecision(t *rapid.T, d *Decision, p *Profile, req *schedule.Request) {
 		if scored != (v.Rejected == "") || scored != (len(v.Scores) > 0) {
 			t.Fatalf("candidate %d (scored: %v): %+v", i, scored, v)
 		}
-		if sum := weighted(v.Scores); scored && !r.Stale && math.Abs(v.Total-sum) > 1e-9 {
+		if sum := weighted(v.Scores); scored && !r.Stale && !(math.Abs(v.Total-sum) < 1e-9) {
 			t.Fatalf("candidate %d: total %v of %+v", i, v.Total, v.Scores)
 		}
 	}

@@ -8,7 +8,10 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"strconv"
+	"strings"
 	"time"
+	"unicode"
 
 	"github.com/llmgw/llmgw/modules/internal/fleet"
 	"github.com/llmgw/llmgw/modules/schedule"
@@ -80,7 +83,7 @@ func (t *Target) metrics(ctx context.Context) (*fleet.Stats, error) {
 	case http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusNotImplemented:
 		return nil, errNoMetrics
 	}
-	return nil, fmt.Errorf("/metrics answered %s", res.Status)
+	return nil, fmt.Errorf("/metrics answered %d", res.StatusCode)
 }
 
 // noMetrics are the statistics of an engine that has none.
@@ -92,7 +95,8 @@ func noMetrics(now time.Time) *fleet.Stats {
 }
 
 // models asks what the engine serves: the ids of its models, adapters
-// included, and the aliases that llama.cpp adds.
+// included, and the aliases that llama.cpp adds. What could not be a model's
+// name in config is left out, and so is what is beyond the limits.
 func (t *Target) models(ctx context.Context) ([]string, error) {
 	res, err := t.get(ctx, "/v1/models")
 	if err != nil {
@@ -100,7 +104,7 @@ func (t *Target) models(ctx context.Context) ([]string, error) {
 	}
 	defer res.Body.Close()
 	if res.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("/v1/models answered %s", res.Status)
+		return nil, fmt.Errorf("/v1/models answered %d", res.StatusCode)
 	}
 	var list struct {
 		Data []struct {
@@ -115,7 +119,8 @@ func (t *Target) models(ctx context.Context) ([]string, error) {
 	seen := make(map[string]bool)
 	for _, m := range list.Data {
 		for _, name := range append([]string{m.ID}, m.Aliases...) {
-			if name == "" || len(name) > maxModelName || seen[name] || len(names) == maxModels {
+			if name == "" || len(name) > maxModelName || strings.ContainsFunc(name, unicode.IsControl) ||
+				seen[name] || len(names) == maxModels {
 				continue
 			}
 			seen[name] = true
@@ -134,7 +139,7 @@ func (t *Target) probe(ctx context.Context) string {
 	}
 	defer res.Body.Close()
 	if res.StatusCode >= 500 && res.StatusCode != http.StatusNotImplemented {
-		return "/health answered " + res.Status
+		return "/health answered " + strconv.Itoa(res.StatusCode)
 	}
 	return ""
 }

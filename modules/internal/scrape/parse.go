@@ -64,6 +64,10 @@ const (
 	// maxKept bounds the wanted lines of a page, which cost far more memory.
 	maxKept = 1 << 20
 	maxLine = 1 << 20
+	// maxMessage bounds what an error repeats of a page.
+	maxMessage = 200
+	// The largest cache that is believed: beyond it sums could overflow.
+	maxBlockSize, maxBlocks = 1 << 16, 1 << 30
 )
 
 // page is what of a metrics page matters, by metric name.
@@ -143,11 +147,11 @@ func wanted(engine string, overrides map[string]string) map[string]bool {
 // and a fault in one of them is none of ours.
 func read(r io.Reader, want map[string]bool) (page, error) {
 	var kept bytes.Buffer
+	var numbers []int // of the kept lines, on the page
 	limited := &io.LimitedReader{R: r, N: maxPage + 1}
 	lines := bufio.NewScanner(limited)
 	lines.Buffer(make([]byte, 0, 64<<10), maxLine)
-	size := 0
-	for ; lines.Scan(); kept.WriteByte('\n') { // keeps the line numbers of the page
+	for number := 1; lines.Scan(); number++ {
 		line := lines.Bytes()
 		name := line
 		if end := bytes.IndexAny(line, "{ \t"); end >= 0 {
@@ -156,10 +160,12 @@ func read(r io.Reader, want map[string]bool) (page, error) {
 		if !want[string(name)] {
 			continue
 		}
-		if size += len(line); size > maxKept {
+		if kept.Len()+len(line) >= maxKept {
 			return nil, fmt.Errorf("the metrics page has more than %d bytes in the series that are read", maxKept)
 		}
 		kept.Write(line)
+		kept.WriteByte('\n')
+		numbers = append(numbers, number)
 	}
 	if limited.N <= 0 {
 		return nil, fmt.Errorf("the metrics page is larger than %d bytes", maxPage)
@@ -172,6 +178,9 @@ func read(r io.Reader, want map[string]bool) (page, error) {
 	}
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(&kept)
+	if pe, ok := errors.AsType[expfmt.ParseError](err); ok && pe.Line > 0 && pe.Line <= len(numbers) {
+		return nil, fmt.Errorf("the metrics page is malformed in line %d: %s", numbers[pe.Line-1], pe.Msg[:min(len(pe.Msg), maxMessage)])
+	}
 	if err != nil {
 		return nil, fmt.Errorf("the metrics page is malformed: %w", err)
 	}
@@ -215,7 +224,7 @@ func (p page) blocks() (size, count int) {
 		labels := labelsOf(m)
 		s, err1 := strconv.Atoi(labels["block_size"])
 		n, err2 := strconv.Atoi(labels["num_gpu_blocks"])
-		if err1 == nil && err2 == nil && s > 0 && n > 0 {
+		if err1 == nil && err2 == nil && s > 0 && n > 0 && s <= maxBlockSize && n <= maxBlocks {
 			size = s
 			count += n
 		}
@@ -249,6 +258,9 @@ func aggregate(family *dto.MetricFamily, models []string, combine func(a, b floa
 			continue
 		}
 		total = combine(total, v)
+	}
+	if math.IsInf(total, 0) {
+		return schedule.Unknown
 	}
 	return schedule.Gauge(total)
 }

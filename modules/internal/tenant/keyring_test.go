@@ -57,7 +57,6 @@ func TestFind(t *testing.T) {
 		"sk-llmgw-a":   a,
 		"sk-llmgw-b":   b, // the line end of the file it came from is not part of it
 		"sk-llmgw-c":   nil,
-		"sk-llmgw-a ":  nil,
 		"sk-llmgw-":    nil,
 		"SK-LLMGW-A":   nil,
 		"":             nil,
