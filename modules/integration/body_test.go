@@ -93,7 +93,7 @@ func TestB07_LargeBodies(t *testing.T) {
 		answer(w, r)
 	})
 	// The test machine may be too busy with these to answer anything else in time.
-	g := start(t, aliased(e)+"\n\t\tscrape_interval 1h\n\t\treliability {\n\t\t\tconnect_timeout 1m\n\t\t}", "\tllm")
+	g := start(t, aliased(e)+"\n\t\tscrape_interval 5s\n\t\treliability {\n\t\t\tconnect_timeout 1m\n\t\t}", "\tllm")
 	image := strings.Repeat("iVBORw0K", 6<<20/8)
 	body := `{"model":"chat-big","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:image/png;base64,` +
 		image + `"}},{"type":"image_url","image_url":{"url":"data:image/png;base64,` + image + `"}}]}]}`

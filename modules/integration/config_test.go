@@ -73,6 +73,7 @@ func TestConfigErrors(t *testing.T) {
 		"weight":             {"routing chat {\n score queue -1\n}", "llm", "-1"},
 		"session load":       {"prefix {\n session x-s 0.5\n}", "llm", "from 1 to 100"},
 		"interval":           {"scrape_interval 1ms", "llm", "at least 100ms"},
+		"long interval":      {"scrape_interval 6s", "llm", "at most 5s"},
 		"served_model":       {"endpoint x:1 {\n served_model a\n}", "llm", "needs a model"},
 		"tls_ca":             {"model m {\n endpoint https://x:1 {\n tls_ca /nonexistent.pem\n}\n}", "llm", "tls_ca"},
 		"empty key":          {"", "llm {\n key {env.LLMGW_TEST_EMPTY}\n}", "the key is empty"},

@@ -47,6 +47,9 @@ func (a *App) build(ctx caddy.Context) error {
 	if a.ScrapeInterval < caddy.Duration(100*time.Millisecond) {
 		return fmt.Errorf("scrape_interval %v: must be at least 100ms", time.Duration(a.ScrapeInterval))
 	}
+	if time.Duration(a.ScrapeInterval) > fleet.StatsMaxAge {
+		return fmt.Errorf("scrape_interval %v: must be at most %v, after which values are unknown", time.Duration(a.ScrapeInterval), fleet.StatsMaxAge)
+	}
 	if a.DefaultProfile == "" {
 		a.DefaultProfile = defaultProfile
 	}

@@ -19,6 +19,9 @@ import (
 // what watches the body go by.
 func answered(x *exchange.Exchange, res *http.Response) *http.Response {
 	at := x.Runtime().Now()
+	if e := x.Endpoint(); e != nil {
+		e.Replica.Health.Answered()
+	}
 	x.Record(func(r *exchange.Result) { r.Headers, r.Status = at, res.StatusCode })
 	if res.StatusCode == http.StatusSwitchingProtocols {
 		setHeaders(x, res)

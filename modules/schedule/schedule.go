@@ -155,7 +155,7 @@ type Scorer interface {
 	// replicas, at least 1, and unspecified contents: from 0 (worst) to 1
 	// (best), or [Penalty]. What is not a number counts as 0, and what lies
 	// beyond these bounds as the nearest of them. All replicas passed every
-	// filter and belong to one pool.
+	// filter and belong to pools of one priority.
 	Score(req *Request, replicas []*Replica, scores []float64)
 }
 

@@ -30,7 +30,7 @@ func (x *call) transcriptions() {
 		x.fail(validationError([]invalid{{"missing", "body.file", "Field required", "None", ""}}))
 		return
 	}
-	defer file.Close() //nolint:errcheck // it is memory
+	defer file.Close()
 	data, err := io.ReadAll(file)
 	if err != nil {
 		x.fail(badRequest("file", "", "The file cannot be read: %v", err))

@@ -52,8 +52,10 @@ func (e *apiError) anthropic() anthropicBody {
 
 // Answers that depend on nothing in the request.
 var (
-	errQueueFull = &apiError{http.StatusServiceUnavailable, "Service Unavailable", "",
-		"The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."}
+	errQueueFull = &apiError{
+		http.StatusServiceUnavailable, "Service Unavailable", "",
+		"The engine is currently busy and cannot accept new requests. Please try again later or on a different instance.",
+	}
 	errShutdown  = &apiError{http.StatusInternalServerError, "InternalServerError", "", "cannot schedule new futures after shutdown"}
 	errDead      = &apiError{http.StatusInternalServerError, "InternalServerError", "", "EngineCore encountered an issue. See stack trace (above) for the root cause."}
 	errMediaType = &apiError{http.StatusBadRequest, "Bad Request", "", "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"}

@@ -10,8 +10,10 @@ import (
 	"testing"
 )
 
-const askChat = `{"messages":[{"role":"user","content":"hello"}],"max_tokens":8,"ignore_eos":true}`
-const askStream = `{"messages":[{"role":"user","content":"hello"}],"max_tokens":8,"ignore_eos":true,"stream":true}`
+const (
+	askChat   = `{"messages":[{"role":"user","content":"hello"}],"max_tokens":8,"ignore_eos":true}`
+	askStream = `{"messages":[{"role":"user","content":"hello"}],"max_tokens":8,"ignore_eos":true,"stream":true}`
+)
 
 func setFault(t *testing.T, url, fault string) {
 	t.Helper()
@@ -182,7 +184,7 @@ func TestJournal(t *testing.T) {
 		t.Fatalf("%d of %d requests kept: want 3 of 6", len(got.Requests), got.Total)
 	}
 	first, last := got.Requests[0], got.Requests[2]
-	if first.Body != `{"messages":[],"user":"3"}` || first.Method != "POST" || first.Path != "/v1/chat/completions" ||
+	if first.Body != `{"messages":[],"user":"3"}` || first.Method != http.MethodPost || first.Path != "/v1/chat/completions" ||
 		first.Query != "x=1" || first.Headers.Get("Authorization") != "Bearer k" || first.Truncated {
 		t.Errorf("got %+v", first)
 	}

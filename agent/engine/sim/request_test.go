@@ -80,10 +80,14 @@ func TestErrorsOfOtherEndpoints(t *testing.T) {
 		status     int
 		want       string
 	}{
-		{"/v1/messages", `{"model":"nope","max_tokens":1,"messages":[]}`, 404,
-			`{"type":"error","error":{"type":"NotFoundError","message":"The model ` + "`nope`" + ` does not exist. Valid aliases: tiny."}}`},
-		{"/v1/responses", `{"input":"x","previous_response_id":"resp_1"}`, 404,
-			`{"error":{"message":"Response with id 'resp_1' not found.","type":"NotFoundError","param":"response_id","code":404}}`},
+		{
+			"/v1/messages", `{"model":"nope","max_tokens":1,"messages":[]}`, 404,
+			`{"type":"error","error":{"type":"NotFoundError","message":"The model ` + "`nope`" + ` does not exist. Valid aliases: tiny."}}`,
+		},
+		{
+			"/v1/responses", `{"input":"x","previous_response_id":"resp_1"}`, 404,
+			`{"error":{"message":"Response with id 'resp_1' not found.","type":"NotFoundError","param":"response_id","code":404}}`,
+		},
 	}
 	for _, tt := range tests {
 		if status, _, body, err := send(t, "POST", srv.URL+tt.path, tt.body); status != tt.status || body != tt.want || err != nil {

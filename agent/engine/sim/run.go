@@ -77,7 +77,7 @@ func (e *Engine) life(ctx context.Context, ln net.Listener) (time.Duration, erro
 	}
 	served := make(chan error, 1)
 	go func() { served <- srv.Serve(ln) }()
-	defer srv.Close() //nolint:errcheck // whatever is left open is ours
+	defer srv.Close()
 	c := e.core.Load()
 	select {
 	case err := <-served:

@@ -12,14 +12,13 @@ import (
 
 // arrival is one generated request of a scheduler run.
 type arrival struct {
-	gap     time.Duration // after the one before
-	prompt  []uint32
-	output  int
-	n       int
-	lora    string
-	leaves  time.Duration // when its client goes; 0: never
-	started bool
-	job     *job
+	gap    time.Duration // after the one before
+	prompt []uint32
+	output int
+	n      int
+	lora   string
+	leaves time.Duration // when its client goes; 0: never
+	job    *job
 }
 
 func genConfig(t *rapid.T) Config {

@@ -49,7 +49,7 @@ func (o *opened) rest() (string, error) {
 func openStream(t *testing.T, url, body string) *opened {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	req, err := http.NewRequestWithContext(ctx, "POST", url+"/v1/chat/completions", strings.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/v1/chat/completions", strings.NewReader(body))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +81,7 @@ func TestDisconnectFrees(t *testing.T) {
 		e, srv := newTestEngine(t, cfg)
 		start := func() context.CancelFunc {
 			ctx, cancel := context.WithCancel(t.Context())
-			req, err := http.NewRequestWithContext(ctx, "POST", srv.URL+"/v1/chat/completions", strings.NewReader(body))
+			req, err := http.NewRequestWithContext(ctx, http.MethodPost, srv.URL+"/v1/chat/completions", strings.NewReader(body))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -112,7 +112,7 @@ func TestHangAnswersNobody(t *testing.T) {
 	e, srv := newTestEngine(t, fast())
 	setFault(t, srv.URL, `{"mode":"hang","count":1}`)
 	ctx, cancel := context.WithCancel(t.Context())
-	req, err := http.NewRequestWithContext(ctx, "POST", srv.URL+"/v1/chat/completions", strings.NewReader(askChat))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, srv.URL+"/v1/chat/completions", strings.NewReader(askChat))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,7 +126,7 @@ func TestHangAnswersNobody(t *testing.T) {
 		got <- err
 	}()
 	until(t, "the request hangs", func() bool { return e.faults.state().Hits == 1 })
-	must(t, "POST", srv.URL+"/v1/chat/completions", askChat) // the next one is served
+	must(t, http.MethodPost, srv.URL+"/v1/chat/completions", askChat) // the next one is served
 	select {
 	case err := <-got:
 		t.Fatalf("the hanging request ended: %v", err)
@@ -190,7 +190,7 @@ func TestFastStreamsEnd(t *testing.T) {
 // With n choices each has its own role, tokens and finish.
 func TestStreamChoices(t *testing.T) {
 	_, srv := newTestEngine(t, fast())
-	got := must(t, "POST", srv.URL+"/v1/chat/completions",
+	got := must(t, http.MethodPost, srv.URL+"/v1/chat/completions",
 		`{"messages":[{"role":"user","content":"x"}],"max_tokens":4,"ignore_eos":true,"n":3,"stream":true,"stream_options":{"include_usage":true}}`)
 	for i := range 3 {
 		at := fmt.Sprintf(`"choices":[{"index":%d,`, i)
@@ -209,7 +209,7 @@ func TestQueueLimit(t *testing.T) {
 	e, srv := newTestEngine(t, cfg)
 	first, second := openStream(t, srv.URL, askStream), openStream(t, srv.URL, askStream)
 	c := readCapture(t, "err_queue_limit_503")
-	if status, _, body, err := send(t, "POST", srv.URL+"/v1/chat/completions", askStream); status != 503 || body != c.body || err != nil {
+	if status, _, body, err := send(t, http.MethodPost, srv.URL+"/v1/chat/completions", askStream); status != 503 || body != c.body || err != nil {
 		t.Errorf("third request: %d %s %v", status, body, err)
 	}
 	if n := e.core.Load().rejected.Load(); n != 1 {
@@ -232,7 +232,7 @@ func TestDataParallel(t *testing.T) {
 	for _, r := range e.core.Load().ranks {
 		until(t, "each rank runs one of two requests", func() bool { return r.read().running == 1 })
 	}
-	status, _, body, err := send(t, "POST", srv.URL+"/v1/chat/completions", askChat, "X-Data-Parallel-Rank", "2")
+	status, _, body, err := send(t, http.MethodPost, srv.URL+"/v1/chat/completions", askChat, "X-Data-Parallel-Rank", "2")
 	if status != 400 || err != nil {
 		t.Errorf("rank 2 of 2: %d %s %v", status, body, err)
 	}

@@ -53,6 +53,7 @@ type Exchange struct {
 
 	rt     *Runtime
 	header http.Header
+	failed bool // no replica was left
 
 	// mu guards what follows, and the body, the budget and the writing of
 	// Model above, against End.

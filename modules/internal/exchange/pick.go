@@ -50,12 +50,13 @@ func (x *Exchange) Resolve() error {
 // the last attempt if there was one.
 func (x *Exchange) Pick() *catalog.Endpoint {
 	e, err := x.pick()
-	if x.rt.Picked != nil {
-		failure := ""
-		if err != nil {
-			failure = Label(err)
-		}
-		x.rt.Picked(x, failure)
+	switch {
+	case x.rt.Picked == nil:
+	case err == nil:
+		x.rt.Picked(x, "")
+	case !x.failed:
+		x.failed = true // Caddy's proxy asks again and again
+		x.rt.Picked(x, Label(err))
 	}
 	return e
 }

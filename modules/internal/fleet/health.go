@@ -32,6 +32,8 @@ type Health struct {
 	probes  int // good ones in a row while down
 	scrapes int // failed ones in a row while up
 	wake    chan struct{}
+
+	failing atomic.Bool // scrapes is above 0
 }
 
 // State is Ready or Down.
@@ -63,6 +65,7 @@ func (h *Health) ScrapeFailed(reason string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.scrapes++
+	h.failing.Store(true)
 	if h.scrapes < scrapesToTrip || h.down.Load() {
 		return false
 	}
@@ -75,6 +78,15 @@ func (h *Health) ScrapeOK() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.scrapes = 0
+	h.failing.Store(false)
+}
+
+// Answered notes that the replica has answered a request: then it is there, and
+// scrapes that failed are a matter of load, the gateway's own perhaps.
+func (h *Health) Answered() {
+	if h.failing.Load() {
+		h.ScrapeOK()
+	}
 }
 
 // Probed notes the outcome of a probe of a replica that is down; reason is ""
@@ -94,6 +106,7 @@ func (h *Health) Probed(reason string) bool {
 		return false
 	}
 	h.down.Store(false)
+	h.failing.Store(false)
 	h.reason, h.since, h.probes, h.scrapes = "", time.Time{}, 0, 0
 	return true
 }

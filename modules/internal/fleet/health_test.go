@@ -266,3 +266,28 @@ func TestHealthConcurrently(t *testing.T) {
 		t.Errorf("state %s", h.State())
 	}
 }
+
+// A replica that answers requests is there, however busy the gateway is with
+// something else than reading its metrics page.
+func TestAnswersOutweighFailedScrapes(t *testing.T) {
+	h := Health{now: time.Now}
+	for range 10 {
+		h.ScrapeFailed("slow")
+		if h.ScrapeFailed("slow") {
+			t.Fatal("two failed scrapes took it out")
+		}
+		h.Answered()
+	}
+	if h.State() != schedule.Ready {
+		t.Errorf("state %v", h.State())
+	}
+	h.ScrapeFailed("slow")
+	h.ScrapeFailed("slow")
+	if !h.ScrapeFailed("slow") || h.State() != schedule.Down {
+		t.Error("three failed scrapes without an answer did not take it out")
+	}
+	h.Answered() // one that was under way
+	if h.State() != schedule.Down {
+		t.Error("an answer brought it back without a probe")
+	}
+}

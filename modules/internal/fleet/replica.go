@@ -73,11 +73,13 @@ type Stats struct {
 // maxBatch bounds the batch capacity that an engine can claim.
 const maxBatch = math.MaxInt32
 
-// SetStats stores the values of a scrape and learns the batch capacity. The
-// caller must not change s afterwards.
+// SetStats stores the values of a scrape and learns the batch capacity from it.
+// Only an engine in which requests wait runs as many as it can: one that is
+// merely not asked for more must not look full at that. The caller must not
+// change s afterwards.
 func (r *Replica) SetStats(s *Stats) {
 	r.stats.Store(s)
-	if !s.Running.Known() {
+	if !s.Running.Known() || !(s.Waiting > 0) {
 		return
 	}
 	running := int64(min(float64(s.Running), maxBatch))

@@ -205,19 +205,23 @@ func TestStaleStats(t *testing.T) {
 func TestBatchCapacityIsTheHighWaterMark(t *testing.T) {
 	c := newClock()
 	r := hold(t, c)
-	for _, step := range []struct{ running, want schedule.Gauge }{
-		{0, schedule.Unknown}, // an idle engine says nothing of what it could run
-		{schedule.Unknown, schedule.Unknown},
-		{4, 4},
-		{2, 4},
-		{schedule.Unknown, 4},
-		{31, 31},
-		{0, 31},
+	for _, step := range []struct{ waiting, running, want schedule.Gauge }{
+		// An engine in which nothing waits says nothing of what it could run.
+		{0, 9, schedule.Unknown},
+		{schedule.Unknown, 9, schedule.Unknown},
+		{1, 0, schedule.Unknown},
+		{1, schedule.Unknown, schedule.Unknown},
+		{1, 4, 4},
+		{0, 9, 4},
+		{3, 2, 4},
+		{1, schedule.Unknown, 4},
+		{1, 31, 31},
+		{1, 0, 31},
 	} {
-		r.SetStats(&Stats{At: c.now(), Running: step.running})
+		r.SetStats(&Stats{At: c.now(), Waiting: step.waiting, Running: step.running})
 		got := fill(r, c.now()).BatchCapacity
 		if got.Known() != step.want.Known() || step.want.Known() && got != step.want {
-			t.Errorf("after %v running: batch capacity %v, want %v", step.running, got, step.want)
+			t.Errorf("after %v waiting and %v running: batch capacity %v, want %v", step.waiting, step.running, got, step.want)
 		}
 	}
 	r.Restarted()
@@ -226,7 +230,7 @@ func TestBatchCapacityIsTheHighWaterMark(t *testing.T) {
 	}
 	// No claim of an engine goes beyond what a number can hold.
 	for _, absurd := range []schedule.Gauge{math.MaxFloat64, 1e19} {
-		r.SetStats(&Stats{At: c.now(), Running: absurd})
+		r.SetStats(&Stats{At: c.now(), Waiting: 1, Running: absurd})
 		if got := fill(r, c.now()).BatchCapacity; got != math.MaxInt32 {
 			t.Errorf("after %v running: batch capacity %v", absurd, got)
 		}

@@ -204,24 +204,40 @@ func recv[T any](t testing.TB, what string, c <-chan T) T {
 }
 
 // leakCheck returns a function that fails unless there are as many goroutines
-// and descriptors as there are now. Servers are to be started before.
+// and sockets as there are now. Servers are to be started before.
 func leakCheck(t testing.TB) func() {
 	t.Helper()
-	goroutines, fds := runtime.NumGoroutine(), countFDs(t)
+	goroutines, before := runtime.NumGoroutine(), sockets(t)
 	return func() {
 		t.Helper()
-		eventually(t, "no goroutine and no descriptor is left", func() bool {
-			return runtime.NumGoroutine() <= goroutines && countFDs(t) <= fds
-		})
+		deadline := time.Now().Add(patience)
+		for runtime.NumGoroutine() > goroutines || len(sockets(t)) > len(before) {
+			if time.Now().After(deadline) {
+				stacks := make([]byte, 64<<10)
+				t.Fatalf("left over after %v: sockets %q, before %q; more than %d goroutines:\n%s",
+					patience, sockets(t), before, goroutines, stacks[:runtime.Stack(stacks, true)])
+			}
+			time.Sleep(time.Millisecond)
+		}
 	}
 }
 
-// countFDs returns 0 where there is no /proc.
-func countFDs(t testing.TB) int {
+// sockets returns the process's sockets, and nothing where there is no /proc.
+// Other descriptors are not this package's: the runtime opens some when it first
+// needs them.
+func sockets(t testing.TB) []string {
 	t.Helper()
-	entries, err := os.ReadDir("/proc/self/fd")
+	const dir = "/proc/self/fd/"
+	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		t.Fatal(err)
 	}
-	return len(entries)
+	var found []string
+	for _, e := range entries {
+		// It fails for the descriptor that read the folder.
+		if target, err := os.Readlink(dir + e.Name()); err == nil && strings.HasPrefix(target, "socket:") {
+			found = append(found, target)
+		}
+	}
+	return found
 }

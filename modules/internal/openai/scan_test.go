@@ -243,8 +243,14 @@ func TestB10_MaxTokens(t *testing.T) {
 		n        int64
 		stillPut string
 	}{
-		{0, true, 0, "0"}, {0, false, 0, "-1"}, {10, true, 0, `"10"`}, {1000, true, 0, "1e3"},
-		{0, false, 0, ""}, {40, true, 0, "40"}, {40, true, 0, "10"}, {10, true, 4, "10"},
+		{0, true, 0, "0"},
+		{0, false, 0, "-1"},
+		{10, true, 0, `"10"`},
+		{1000, true, 0, "1e3"},
+		{0, false, 0, ""},
+		{40, true, 0, "40"},
+		{40, true, 0, "10"},
+		{10, true, 4, "10"},
 	}
 	for i, r := range gjson.ParseBytes(testdata(t, "bodies/max_tokens.json")).Array() {
 		body := []byte(strings.Replace(strings.Replace(r.Raw, "{", `{"model":"a",`, 1), ",}", "}", 1))

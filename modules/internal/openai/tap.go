@@ -305,7 +305,7 @@ func (t *Tap) note(f facts) {
 // finish ends the stream with the engine's error, io.EOF included.
 func (t *Tap) finish(err error) {
 	t.err = err
-	if err == io.EOF {
+	if errors.Is(err, io.EOF) {
 		if t.line < t.end {
 			t.takeLine(t.buf[t.line:t.end], t.end)
 		}

@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"errors"
 	"io"
 	"sync"
 )
@@ -66,7 +67,8 @@ func (u *Unary) keep(p []byte) {
 			kept = append(kept[:0], kept[len(kept)-tailWindow:]...)
 		}
 	}
-	*u.kept = append(kept, p...)
+	kept = append(kept, p...)
+	*u.kept = kept
 }
 
 func (u *Unary) finish(err error) {
@@ -80,8 +82,9 @@ func (u *Unary) finish(err error) {
 		f = inspect(*u.kept)
 	}
 	u.res.add(&f)
-	u.res.Complete = err == io.EOF && !u.res.Aborted && !u.res.ErrorFrame
-	u.res.Done = err == io.EOF
+	ended := errors.Is(err, io.EOF)
+	u.res.Complete = ended && !u.res.Aborted && !u.res.ErrorFrame
+	u.res.Done = ended
 	if cap(*u.kept) <= maxEvent {
 		*u.kept = (*u.kept)[:0]
 		answerBuffers.Put(u.kept)

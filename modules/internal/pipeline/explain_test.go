@@ -172,7 +172,10 @@ func checkDecision(t *rapid.T, d *Decision, p *Profile, req *schedule.Request) {
 	}
 	for i, v := range e.Candidates {
 		r := &d.Candidates[i]
-		scored := found && eligible(r) && r.Pool == d.Pool
+		scored := v.Rejected == ""
+		if scored && !(found && eligible(r)) || !scored && found && eligible(r) && r.Pool == d.Pool {
+			t.Fatalf("candidate %d is wrongly dropped or not: %+v", i, v)
+		}
 		if scored != (v.Rejected == "") || scored != (len(v.Scores) > 0) {
 			t.Fatalf("candidate %d (scored: %v): %+v", i, scored, v)
 		}
@@ -227,6 +230,18 @@ func checkPool(t *rapid.T, d *Decision, req *schedule.Request, eligible func(*sc
 			t.Fatalf("pool %q of %v although %q has %v", d.Pool, chosen.priority, name, p.priority)
 		case mean >= 1 && saturation < mean:
 			t.Fatalf("all are saturated, and pool %q at %v is more so than %q at %v", d.Pool, mean, name, saturation)
+		}
+	}
+	for i := range d.Candidates {
+		r := &d.Candidates[i]
+		if !eligible(r) || r.Pool == d.Pool {
+			continue
+		}
+		// Of other pools those take part that have the same priority and room.
+		p := pools[r.Pool]
+		takesPart := mean < 1 && p.sum/p.n < 1 && p.priority == chosen.priority
+		if takesPart != (d.Rejected[i] == "") {
+			t.Fatalf("pool %q takes part: %v, candidate %d is dropped for %q", r.Pool, takesPart, i, d.Rejected[i])
 		}
 	}
 	if d.Spilled != higher {

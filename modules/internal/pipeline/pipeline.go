@@ -67,7 +67,7 @@ type Decision struct {
 	// Rejected holds, per candidate, why it got no score; "" for those that
 	// did.
 	Rejected []string
-	// Pool is the pool that was chosen.
+	// Pool is the pool of the chosen candidate.
 	Pool string
 	// Saturation is that pool's, the mean over its eligible replicas.
 	Saturation float64
@@ -130,6 +130,12 @@ func (d *Decision) Decide(p *Profile, req *schedule.Request) bool {
 		}
 	}
 	d.Pick = d.index[p.Picker.Pick(req, d.eligible, d.totals)]
+	d.Pool = d.Candidates[d.Pick].Pool
+	for _, v := range d.pools {
+		if v.name == d.Pool {
+			d.Saturation = v.saturation
+		}
+	}
 	return true
 }
 
@@ -171,9 +177,9 @@ func reject(p *Profile, req *schedule.Request, r *schedule.Replica) string {
 	return ""
 }
 
-// choosePool keeps only the replicas of one pool: of the pools that are not
-// saturated the one with the highest priority; if all are, the least saturated
-// one, since the request has to go somewhere. Of equals it is the first in
+// choosePool keeps only the replicas of the pools with the highest priority
+// among those that are not saturated. If all are, it keeps those of the least
+// saturated one, since the request has to go somewhere; of equals the first in
 // config order. It returns false if no replica is eligible.
 func (d *Decision) choosePool(req *schedule.Request) bool {
 	if len(d.eligible) == 0 {
@@ -187,14 +193,10 @@ func (d *Decision) choosePool(req *schedule.Request) bool {
 		}
 		top = max(top, v.priority)
 	}
-	d.Pool, d.Saturation = best.name, best.saturation
 	d.Spilled = top > best.priority
-	if best.size == len(d.eligible) {
-		return true
-	}
 	n := 0
 	for i, r := range d.eligible {
-		if r.Pool != best.name {
+		if !d.chosen(r.Pool, best) {
 			d.Rejected[d.index[i]] = ReasonPool
 			continue
 		}
@@ -203,6 +205,16 @@ func (d *Decision) choosePool(req *schedule.Request) bool {
 	}
 	d.eligible, d.index = d.eligible[:n], d.index[:n]
 	return true
+}
+
+// chosen reports whether a pool takes part: the best one does, and of those
+// with the same priority all that have room.
+func (d *Decision) chosen(name string, best poolView) bool {
+	if name == best.name || best.saturation >= 1 {
+		return name == best.name
+	}
+	i := slices.IndexFunc(d.pools, func(v poolView) bool { return v.name == name })
+	return d.pools[i].priority == best.priority && d.pools[i].saturation < 1
 }
 
 // poolView is what is known of one pool in a decision.

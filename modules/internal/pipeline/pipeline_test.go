@@ -201,12 +201,12 @@ func TestPools(t *testing.T) {
 			pick: "b", pool: "low",
 		},
 		{
-			name: "equal priority: config order, until it is saturated",
+			name: "equal priority: both pools take part",
 			candidates: []schedule.Replica{
-				replica("a", "one"),
+				replica("a", "one", waiting(1)),
 				replica("b", "two"),
 			},
-			pick: "a", pool: "one",
+			pick: "b", pool: "two",
 		},
 		{
 			name: "equal priority: the next when it is",

@@ -189,6 +189,12 @@ func (w *watcher) probe(ctx context.Context, t *Target) bool {
 	bounded, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	reason := t.probe(bounded)
+	if reason == "" {
+		// What took it out may have been its metrics page.
+		if _, err := t.metrics(bounded); err != nil && !errors.Is(err, errNoMetrics) {
+			reason = "scrape: " + err.Error()
+		}
+	}
 	// A loop that ends has learned nothing of the replica.
 	return ctx.Err() == nil && t.Replica.Health.Probed(reason)
 }
