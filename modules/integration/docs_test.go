@@ -92,7 +92,7 @@ func TestDocsMetrics(t *testing.T) {
 	option := fmt.Sprintf("\t\tmodel m {\n\t\t\tendpoint %s %s\n\t\t}\n\t\tmodel gone {\n\t\t\tendpoint %[1]s\n\t\t}", dead, good.Address)
 	site := "\tllm {\n\t\tdebug_headers on\n\t}"
 	// Scrapes would take the dead replica out before a request was tried on it.
-	g := start(t, "\t\tscrape_interval 1h\n"+option, site)
+	g := start(t, "\t\tscrape_interval 5s\n"+option, site)
 	res, text := g.post(t, "/v1/chat/completions", `{"model":"m","stream":true}`, "X-Llmgw-Replica", dead, "X-Request-Id", "mine")
 	if res.StatusCode != http.StatusOK {
 		t.Fatal(text)

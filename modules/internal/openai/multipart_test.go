@@ -2,6 +2,7 @@ package openai
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"mime"
 	"mime/multipart"
@@ -126,7 +127,7 @@ func FuzzScanMultipart(f *testing.F) {
 		var models []string
 		for {
 			part, err := r.NextRawPart()
-			if err == io.EOF {
+			if errors.Is(err, io.EOF) {
 				break
 			} else if err != nil {
 				t.Fatalf("accepted what mime/multipart refuses: %v", err)
