@@ -42,7 +42,7 @@ check-cc:
 .PHONY: lint
 lint: $(LINT) ## golangci-lint, formatting, tidy modules
 	go vet ./...
-	$(LINT) run ./...
+	$(LINT) run --build-tags engines ./...
 	@go mod tidy -diff || { echo "go.mod or go.sum is not tidy: run go mod tidy" >&2; exit 1; }
 
 $(LINT):
@@ -75,8 +75,9 @@ fuzz: ## every fuzz target for FUZZTIME (30s)
 
 .PHONY: e2e-engines
 e2e-engines: build ## tests against real vLLM and llama.cpp on the CPU: needs 3 GB of disk and some minutes
-	engines/vllm.sh install
 	engines/llamacpp.sh install
+	engines/vllm.sh install
+	engines/sdk.sh install
 	go test -tags engines -count=1 -timeout 30m ./engines/e2e
 
 .PHONY: clean
