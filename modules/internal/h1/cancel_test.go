@@ -120,7 +120,7 @@ func streams(ctx context.Context, t *testing.T, tr *Transport, head string) (res
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := make([]byte, 100)
+	b := make([]byte, 2)
 	if n, err := res.Body.Read(b); string(b[:n]) != "ok" || err != nil {
 		t.Fatalf("read %q, error %v", b[:n], err)
 	}
@@ -199,8 +199,13 @@ func TestCancelAtTheEnd(t *testing.T) {
 func TestCloseInBody(t *testing.T) {
 	for name, head := range framings {
 		t.Run(name, func(t *testing.T) {
+			more := "more"
+			if name == "chunked" {
+				more = "4\r\nmore\r\n"
+			}
 			tr := newTransport(t)
-			res, gone := streams(t.Context(), t, tr, head)
+			// What lies in the buffer is not to be read after Close either.
+			res, gone := streams(t.Context(), t, tr, head+more)
 			if err := res.Body.Close(); err != nil {
 				t.Fatal(err)
 			}

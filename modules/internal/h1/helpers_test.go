@@ -118,7 +118,9 @@ func newTransport(t testing.TB) *Transport {
 
 func newRequest(t testing.TB, method, addr, body string) *http.Request {
 	t.Helper()
-	return newRequestContext(t.Context(), t, method, addr, body)
+	ctx, cancel := context.WithTimeout(t.Context(), 6*patience) // a hang is to fail, and say where
+	t.Cleanup(cancel)
+	return newRequestContext(ctx, t, method, addr, body)
 }
 
 // newRequestContext makes a request as a proxy does: without GetBody.

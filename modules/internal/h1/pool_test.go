@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -80,6 +81,20 @@ func TestSweepKeepsTheYoung(t *testing.T) {
 	h.sweep()
 	if !closed[1] || tr.host("a:1") == h || h.push(&conn{}) {
 		t.Fatalf("closed %v: an empty host stays", closed)
+	}
+}
+
+// TestCancelledConnectionIsNotKept: a watch that could not be stopped closes the
+// connection sooner or later.
+func TestCancelledConnectionIsNotKept(t *testing.T) {
+	for stopped, want := range map[bool]int{true: 1, false: 0} {
+		tr := newTransport(t)
+		c := &conn{key: "a:1", br: bufio.NewReader(strings.NewReader("")), shut: func() {}}
+		x := &trip{t: tr, c: c, keep: true, stop: func() bool { return stopped }}
+		x.release(true)
+		if n := idleConns(tr); n != want {
+			t.Errorf("stopped is %v: %d connections are kept, want %d", stopped, n, want)
+		}
 	}
 }
 

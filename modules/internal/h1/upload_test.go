@@ -148,6 +148,24 @@ func TestAnswerBesideUpload(t *testing.T) {
 	}
 }
 
+// TestUnfinishedUploadIsNotReused: the next request would be read as a part of
+// this one's body.
+func TestUnfinishedUploadIsNotReused(t *testing.T) {
+	s := serve(t, func(_ int, p *peer) {
+		if _, err := http.ReadRequest(p.br); err == nil {
+			p.send(okAnswer)
+			p.gone()
+		}
+	})
+	check := leakCheck(t)
+	tr := newTransport(t)
+	mustOK(t, tr, sized(t, s.addr, &endless{}, 1<<50))
+	if n := idleConns(tr); n != 0 {
+		t.Fatalf("%d connections are kept", n)
+	}
+	check()
+}
+
 // TestBodyOfAnotherLength: a request must never be framed otherwise than its
 // Content-Length says.
 func TestBodyOfAnotherLength(t *testing.T) {
