@@ -82,4 +82,4 @@ e2e-engines: build ## tests against real vLLM and llama.cpp on the CPU: needs 3 
 
 .PHONY: clean
 clean: ## remove what was built; .cache stays
-	rm -rf bin dist
+	rm -rf bin dist llmgw

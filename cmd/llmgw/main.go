@@ -11,5 +11,19 @@ import (
 
 func main() {
 	caddy.CustomBinaryName = "llmgw"
+	caddy.CustomLongDescription = `llmgw is an OpenAI-compatible gateway in front of vLLM, SGLang and llama.cpp
+replicas, built on Caddy: all of Caddy's commands and modules are here too.
+
+To try it without a GPU:
+
+	$ llmgw demo
+
+In front of engines of your own, without a config file:
+
+	$ llmgw proxy --to gpu1:8000 --to gpu2:8000
+
+With a Caddyfile in the current directory:
+
+	$ llmgw run`
 	caddycmd.Main()
 }

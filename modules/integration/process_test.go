@@ -254,3 +254,17 @@ func TestProxyCommand(t *testing.T) {
 		t.Error("a bad address ended with success")
 	}
 }
+
+// TestTakenPort: Caddy would share it with another Caddy, and each would get
+// some of the requests.
+func TestTakenPort(t *testing.T) {
+	e := newEngine(t, answer)
+	g := start(t, one(e), "\tllm")
+	for _, args := range [][]string{{"demo", "--from", g.listen}, {"proxy", "--from", g.listen, "--to", e.Address, "--admin", "off"}} {
+		p := run(t, args...)
+		p.says(t, "address already in use")
+		if err := <-p.ended; err == nil {
+			t.Errorf("%s ended with success", args[0])
+		}
+	}
+}
