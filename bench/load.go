@@ -125,7 +125,7 @@ func stream(ctx context.Context, c *http.Client, url string) (n int, err error) 
 
 // startReplicas runs the fake replicas as a process of their own and returns
 // their addresses.
-func startReplicas(ctx context.Context) ([]string, error) {
+func startReplicas(ctx context.Context, c *children) ([]string, error) {
 	exe, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -139,6 +139,7 @@ func startReplicas(ctx context.Context) ([]string, error) {
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
+	c.processes = append(c.processes, cmd)
 	line, err := bufio.NewReader(out).ReadString('\n')
 	return strings.Fields(line), err
 }

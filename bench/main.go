@@ -66,16 +66,17 @@ var promises = []promise{
 
 func bench(ctx context.Context, binary string, runs int, d time.Duration, check bool) error {
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	addresses, err := startReplicas(ctx)
+	var children children
+	defer children.end(cancel)
+	addresses, err := startReplicas(ctx, &children)
 	if err != nil {
 		return err
 	}
-	plain, err := startProxy(ctx, binary, "reverse_proxy "+strings.Join(addresses, " ")+" {\n\t\tlb_policy least_conn\n\t}", "")
+	plain, err := startProxy(ctx, &children, binary, "reverse_proxy "+strings.Join(addresses, " ")+" {\n\t\tlb_policy least_conn\n\t}", "")
 	if err != nil {
 		return err
 	}
-	ours, err := startProxy(ctx, binary, "llm", "llmgw {\n\t\tmodel m {\n\t\t\tendpoint "+strings.Join(addresses, " ")+"\n\t\t}\n\t}")
+	ours, err := startProxy(ctx, &children, binary, "llm", "llmgw {\n\t\tmodel m {\n\t\t\tendpoint "+strings.Join(addresses, " ")+"\n\t\t}\n\t}")
 	if err != nil {
 		return err
 	}
@@ -114,6 +115,23 @@ func median(v []float64) float64 {
 	return v[len(v)/2]
 }
 
+// children are the processes and folders of a run.
+type children struct {
+	processes []*exec.Cmd
+	folders   []string
+}
+
+// end kills the processes, waits for them, and removes the folders.
+func (c *children) end(cancel context.CancelFunc) {
+	cancel()
+	for _, p := range c.processes {
+		_ = p.Wait() // it was killed
+	}
+	for _, f := range c.folders {
+		_ = os.RemoveAll(f)
+	}
+}
+
 // proxy is a running proxy.
 type proxy struct {
 	url string
@@ -121,7 +139,7 @@ type proxy struct {
 }
 
 // startProxy runs the binary with a site of its own until ctx ends.
-func startProxy(ctx context.Context, binary, site, option string) (*proxy, error) {
+func startProxy(ctx context.Context, c *children, binary, site, option string) (*proxy, error) {
 	address, err := freeAddress(ctx)
 	if err != nil {
 		return nil, err
@@ -130,7 +148,7 @@ func startProxy(ctx context.Context, binary, site, option string) (*proxy, error
 	if err != nil {
 		return nil, err
 	}
-	context.AfterFunc(ctx, func() { os.RemoveAll(dir) })
+	c.folders = append(c.folders, dir)
 	config := fmt.Sprintf("{\n\tadmin off\n\tpersist_config off\n\tauto_https off\n\tlog {\n\t\tlevel ERROR\n\t}\n\t%s\n}\nhttp://%s {\n\t%s\n}\n", option, address, site)
 	file := filepath.Join(dir, "Caddyfile")
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
@@ -142,6 +160,7 @@ func startProxy(ctx context.Context, binary, site, option string) (*proxy, error
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("%s: %w (make build builds it)", binary, err)
 	}
+	c.processes = append(c.processes, cmd)
 	p := &proxy{url: "http://" + address, pid: cmd.Process.Pid}
 	return p, waitFor(ctx, p.url)
 }

@@ -55,15 +55,25 @@ type gateway struct {
 // deadline bounds every wait in these tests.
 const deadline = time.Minute
 
+// given are the addresses that freePort has returned: the system gives a port
+// that was let go of to the next who asks.
+var given = make(map[string]bool)
+
 // freePort returns a loopback address that nobody listens on.
 func freePort(t *testing.T) string {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for {
+		ln, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		address := ln.Addr().String()
+		ln.Close()
+		if !given[address] {
+			given[address] = true
+			return address
+		}
 	}
-	defer ln.Close()
-	return ln.Addr().String()
 }
 
 // start runs Caddy with a config of these lines in the global option `llmgw`,

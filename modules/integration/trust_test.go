@@ -136,7 +136,7 @@ func TestT12_ControlHeadersAreNotBelieved(t *testing.T) {
 			}
 			before := len(a.got()) + len(b.got())
 			counts := map[string]int{}
-			for range 12 {
+			for range 40 {
 				res, _ := g.post(t, "/v1/chat/completions", request, headers...)
 				counts[res.Header.Get("X-Llmgw-Replica")]++
 				if len(res.Header["X-Llmgw-Queue-Ms"]) != 1 || res.Header["X-Llmgw-Anything"] != nil {
@@ -146,8 +146,8 @@ func TestT12_ControlHeadersAreNotBelieved(t *testing.T) {
 			if counts[a.Address] == 0 {
 				t.Error("the client chose the replica")
 			}
-			if n := len(a.got()) + len(b.got()) - before; n != 12 {
-				t.Errorf("%d of 12 arrived", n)
+			if n := len(a.got()) + len(b.got()) - before; n != 40 {
+				t.Errorf("%d of 40 arrived", n)
 			}
 			for _, r := range append(a.got(), b.got()...) {
 				for h := range r.Header {
@@ -268,4 +268,42 @@ func TestS17_WebSockets(t *testing.T) {
 	}
 	res2, text := g.post(t, "/v1/realtime?model=m", "", "Authorization", "Bearer "+secret)
 	isError(t, res2, text, http.StatusBadRequest)
+}
+
+// TestLoopbackOnly: without keys only this machine is served, whatever a proxy
+// or a client says.
+func TestLoopbackOnly(t *testing.T) {
+	e := newEngine(t, answer)
+	g := start(t, one(e), "\tllm")
+	for _, c := range []struct {
+		status  int
+		headers []string
+	}{
+		{http.StatusOK, nil},
+		{http.StatusOK, []string{"X-Forwarded-For", "127.0.0.1"}},
+		{http.StatusOK, []string{"X-Forwarded-For", "::1, 127.0.0.1"}},
+		{http.StatusUnauthorized, []string{"X-Forwarded-For", "192.0.2.7"}},
+		{http.StatusUnauthorized, []string{"X-Forwarded-For", "127.0.0.1, 192.0.2.7"}},
+		{http.StatusUnauthorized, []string{"X-Forwarded-For", "127.0.0.1", "X-Forwarded-For", "192.0.2.7"}},
+		{http.StatusUnauthorized, []string{"X-Forwarded-For", "nonsense"}},
+		{http.StatusUnauthorized, []string{"X-Real-Ip", "192.0.2.7"}},
+		{http.StatusUnauthorized, []string{"Forwarded", "for=127.0.0.1"}},
+	} {
+		res, text := g.post(t, "/v1/chat/completions", request, c.headers...)
+		if res.StatusCode != c.status {
+			t.Errorf("%v: %s %s", c.headers, res.Status, text)
+		}
+	}
+	if n := len(e.got()); n != 3 {
+		t.Errorf("%d requests reached the engine, want 3", n)
+	}
+	g.load(t, g.caddyfile(one(e), "\tllm {\n\t\topen\n\t}"))
+	eventually(t, "an open site serves all", func() bool {
+		res, err := http.DefaultClient.Do(g.request(t, t.Context(), http.MethodPost, "/v1/chat/completions", request, "X-Forwarded-For", "192.0.2.7"))
+		if err != nil {
+			return false
+		}
+		defer res.Body.Close()
+		return res.StatusCode == http.StatusOK
+	})
 }

@@ -5,6 +5,7 @@ package llmapi
 
 import (
 	"errors"
+	"fmt"
 	"net/http"
 	"strings"
 
@@ -98,7 +99,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		route = unknown
 	}
 	x := h.app.Open(r, route)
-	defer h.end(x, w, r)
+	defer h.end(x, r)
 	x.Options = h.options
 	x.Anonymous = x.Anonymous || h.Open
 	x.Answer = w.Header()
@@ -155,30 +156,37 @@ func (h *Handler) answer(x *exchange.Exchange, w http.ResponseWriter, r *http.Re
 	if x.Route.Method != "" && errors.Is(err, exchange.ErrMethod) {
 		w.Header().Set("Allow", x.Route.Method)
 	}
-	if errors.Is(err, exchange.ErrDenied) && r.ProtoMajor == 1 && r.ContentLength != 0 {
-		// Go would read up to 256 KiB of the body before it answers, to keep the
-		// connection: nothing is read for a stranger.
+	if r.ProtoMajor == 1 && (errors.Is(err, exchange.ErrDenied) && r.ContentLength != 0 || r.ContentLength > 0 && r.ContentLength <= maxDrain) {
+		// Go would read what is left of a small body before it answers, to keep
+		// the connection: a client that waits for the answer first would wait
+		// for ever, and nothing is read for a stranger.
 		w.Header().Set("Connection", "close")
 	}
 	e.Write(w, x.Route.Anthropic)
 	x.Record(func(res *exchange.Result) { res.Status = e.Status })
+	if errors.Is(err, exchange.ErrReplica) {
+		x.Finish(exchange.OutcomeEngineError)
+	}
 	x.Finish(exchange.OutcomeRejected)
 }
+
+// maxDrain is how much of a body Go's server reads for nobody.
+const maxDrain = 256 << 10
 
 // fromCaddy gives a failure inside Caddy's own handlers its class.
 func fromCaddy(he caddyhttp.HandlerError) error {
 	if he.StatusCode >= 400 && he.StatusCode < 500 {
-		return openai.NewError(he.StatusCode, "", "", http.StatusText(he.StatusCode))
+		return openai.NewError(he.StatusCode, "", "", http.StatusText(he.StatusCode)).WithCause(he)
 	}
 	if he.StatusCode == http.StatusBadGateway || he.StatusCode == http.StatusGatewayTimeout {
-		return exchange.Fail(exchange.ErrReplica, "the replica did not answer")
+		return exchange.FailWith(exchange.ErrReplica, he, "the replica did not answer")
 	}
-	return exchange.ErrInternal
+	return fmt.Errorf("%w: %w", exchange.ErrInternal, he)
 }
 
 // end closes the exchange, also when a handler below panics to abort the
 // connection.
-func (h *Handler) end(x *exchange.Exchange, _ http.ResponseWriter, r *http.Request) {
+func (h *Handler) end(x *exchange.Exchange, r *http.Request) {
 	if r.Context().Err() != nil {
 		x.Finish(exchange.OutcomeCancelled)
 		x.Record(func(res *exchange.Result) {

@@ -11,8 +11,11 @@ import (
 	"github.com/llmgw/llmgw/modules/llmgw"
 )
 
-// maxLogged bounds a client's text in the log.
-const maxLogged = 128
+// What bounds a client's text and a cause in the log.
+const (
+	maxLogged = 128
+	maxError  = 512
+)
 
 // logFields adds what the exchange knows to the request's line in the access
 // log, if there is one.
@@ -37,7 +40,7 @@ func logFields(x *exchange.Exchange, r *http.Request) {
 	if x.Key != nil {
 		extra.Add(zap.String("key", x.Key.Name))
 	}
-	if e := x.Endpoint(); e != nil {
+	if e := x.Last(); e != nil {
 		extra.Add(zap.String("served_model", e.Served(x.Model)))
 		extra.Add(zap.String("replica", e.Replica.ID))
 		extra.Add(zap.String("pool", e.Pool))
@@ -55,6 +58,10 @@ func logFields(x *exchange.Exchange, r *http.Request) {
 	}
 	if err := x.Err(); err != nil {
 		extra.Add(zap.String("reason", exchange.Label(err)))
+		if res.Status >= http.StatusInternalServerError {
+			text := err.Error()
+			extra.Add(zap.String("error", text[:min(len(text), maxError)]))
+		}
 	}
 	extra.Add(zap.String("outcome", string(res.Outcome)))
 }

@@ -29,6 +29,11 @@ func (o proxyOptions) config() ([]byte, error) {
 	if len(o.to) == 0 {
 		return nil, errors.New("--to is required: the address of an engine, such as gpu1:8000")
 	}
+	for _, address := range append(o.to, o.from, o.admin) {
+		if strings.ContainsAny(address, " \t\r\n{}\"`\\#") {
+			return nil, fmt.Errorf("%q is not an address", address)
+		}
+	}
 	var b strings.Builder
 	b.WriteString("{\n")
 	if o.admin != "" {
@@ -40,7 +45,7 @@ func (o proxyOptions) config() ([]byte, error) {
 	}
 	b.WriteString("\tllmgw {\n\t\tendpoint")
 	for _, address := range o.to {
-		b.WriteString(" " + quote(address))
+		b.WriteString(" " + address)
 	}
 	if o.apiKey != "" {
 		fmt.Fprintf(&b, " {\n\t\t\tapi_key %s\n\t\t}", quote(o.apiKey))
@@ -74,14 +79,18 @@ const logFilter = `	log {
 // listens there and speaks plain HTTP, unless it is a URL.
 func siteAddress(from string) string {
 	if strings.Contains(from, "://") {
-		return quote(from)
+		return from
 	}
-	return quote("http://" + from)
+	return "http://" + from
 }
 
-// quote makes one Caddyfile token of a text.
+// quote makes one Caddyfile token of a text: in backticks all but a backtick
+// stands for itself.
 func quote(s string) string {
-	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(s) + `"`
+	if strings.Contains(s, "`") {
+		return `"` + strings.ReplaceAll(s, `"`, `\"`) + `"`
+	}
+	return "`" + s + "`"
 }
 
 // load makes Caddy serve.

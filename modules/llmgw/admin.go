@@ -117,12 +117,47 @@ func (a *App) Drain(id string, on bool) (ReplicaStatus, bool) {
 
 // Explanation is a decision for a model that was not carried out.
 type Explanation struct {
-	Model string `json:"model"`
-	pipeline.Explanation
+	Model      string    `json:"model"`
+	Profile    string    `json:"profile"`
+	Picker     string    `json:"picker"`
+	Pool       string    `json:"pool,omitempty"`
+	Saturation float64   `json:"saturation"`
+	Spilled    bool      `json:"spilled"`
+	Pick       string    `json:"pick"`
+	Candidates []Verdict `json:"candidates"`
 }
 
 // Verdict is what a decision found about one candidate.
-type Verdict = pipeline.Verdict
+type Verdict struct {
+	Replica  string  `json:"replica"`
+	Pool     string  `json:"pool"`
+	Rejected string  `json:"rejected,omitempty"`
+	Total    float64 `json:"total"`
+	Scores   []Score `json:"scores,omitempty"`
+}
+
+// Score is one scorer's part of a total.
+type Score struct {
+	Scorer string  `json:"scorer"`
+	Value  float64 `json:"value"`
+	Weight float64 `json:"weight"`
+}
+
+// explanation gives a decision its names in JSON.
+func explanation(model string, e pipeline.Explanation) Explanation {
+	out := Explanation{
+		Model: model, Profile: e.Profile, Picker: e.Picker, Pool: e.Pool,
+		Saturation: e.Saturation, Spilled: e.Spilled, Pick: e.Pick, Candidates: []Verdict{},
+	}
+	for _, v := range e.Candidates {
+		verdict := Verdict{Replica: v.Replica, Pool: v.Pool, Rejected: v.Rejected, Total: v.Total}
+		for _, s := range v.Scores {
+			verdict.Scores = append(verdict.Scores, Score(s))
+		}
+		out.Candidates = append(out.Candidates, verdict)
+	}
+	return out
+}
 
 // Explain decides as for a request with these fields, without sending it.
 // profile "" is the model's; session is what the session header would hold.
@@ -137,5 +172,5 @@ func (a *App) Explain(f openai.Fields, profile, session string) (Explanation, er
 	if session == "" {
 		session = f.User
 	}
-	return Explanation{m.Name, a.runtime.Explain(m, profile, session, f.PromptBytes, exchange.OutputTokens(&f))}, nil
+	return explanation(m.Name, a.runtime.Explain(m, profile, session, f.PromptBytes, exchange.OutputTokens(&f))), nil
 }

@@ -54,7 +54,8 @@ type App struct {
 	detach  func()
 	start   sync.Once
 	// holds counts this config itself and its open exchanges. Exchanges run on
-	// after the config is replaced, and need the shared state until they end.
+	// after the config is replaced, and need the shared state until they end. At
+	// 0 all is given back, once.
 	holds     atomic.Int64
 	cleaned   sync.Once
 	release   []func()
@@ -82,7 +83,7 @@ func (a *App) Provision(ctx caddy.Context) error {
 		return err
 	}
 	a.shared = s
-	a.release = append(a.release, releaseShared)
+	a.release = append(a.release, sync.OnceFunc(releaseShared))
 	if err := s.metrics.register(ctx.GetMetricsRegistry()); err != nil {
 		return fmt.Errorf("registering metrics: %w", err)
 	}
@@ -101,26 +102,48 @@ func (a *App) Start() error {
 // Requests that still run are not touched.
 func (a *App) Stop() error {
 	running.remove(a)
-	a.start.Do(func() {}) // a request that comes later must not start anything
+	a.end()
+	return nil
+}
+
+// end stops the shared work that this config started. A request that comes
+// later must not start it again.
+func (a *App) end() {
+	a.start.Do(func() {})
 	if a.detach != nil {
 		a.detach()
 	}
 	a.statics.end()
-	return nil
 }
 
 // Cleanup gives back this config's hold on the shared state.
 func (a *App) Cleanup() error {
 	a.cleaned.Do(func() {
-		a.statics.end()
-		a.hold(-1)
+		// HTTP may have served, and so started the work, before another app
+		// failed: then nobody calls Stop.
+		a.end()
+		a.letGo()
 	})
 	return nil
 }
 
-// hold adds to the count of holds and gives everything back at zero.
-func (a *App) hold(n int64) {
-	if a.holds.Add(n) > 0 {
+// hold keeps what exchanges need. It returns false if that is given back
+// already: a request may reach a handler of a config that is gone.
+func (a *App) hold() bool {
+	for {
+		n := a.holds.Load()
+		if n == 0 {
+			return false
+		}
+		if a.holds.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+// letGo gives one hold back, and with the last one everything.
+func (a *App) letGo() {
+	if a.holds.Add(-1) > 0 {
 		return
 	}
 	for i := len(a.release) - 1; i >= 0; i-- {

@@ -71,6 +71,9 @@ func (a *App) build(ctx caddy.Context) error {
 		return err
 	}
 	a.defaults = defaults
+	if a.statics.client, err = a.transport.client(catalog.TLS{}); err != nil {
+		return err
+	}
 	a.targets.byReplica = make(map[*fleet.Replica]int)
 	var faults []error
 	var models []*catalog.Model
@@ -88,8 +91,7 @@ func (a *App) build(ctx caddy.Context) error {
 	var learning []*catalog.Endpoint
 	for _, e := range a.Endpoints {
 		if e.ServedModel != "" {
-			faults = append(faults, fmt.Errorf("endpoint %s: served_model needs a model around the endpoint",
-				strings.Join(e.Addresses, " ")))
+			faults = append(faults, fmt.Errorf("endpoint with served_model %s: served_model needs a model around the endpoint", e.ServedModel))
 			continue
 		}
 		built, err := a.buildEndpoints(e, "")
@@ -106,13 +108,9 @@ func (a *App) build(ctx caddy.Context) error {
 	a.runtime = &exchange.Runtime{
 		Catalog: c, Profiles: profiles, DefaultProfile: a.DefaultProfile,
 		Retries: *a.Reliability.Retries, Budget: a.shared.budget,
-		Opened: func() { a.hold(1) },
-		Ended: func(x *exchange.Exchange) {
-			a.shared.metrics.ended(x)
-			a.hold(-1)
-		},
-		Picked: a.shared.metrics.picked,
-		Now:    now,
+		Hold: a.hold, Release: a.letGo,
+		Ended: a.shared.metrics.ended, Picked: a.shared.metrics.picked,
+		Now: now,
 	}
 	return nil
 }
@@ -247,7 +245,7 @@ func (a *App) buildEndpoints(e *Endpoint, model string) ([]*catalog.Endpoint, er
 	if e.APIKey != "" {
 		key, err := repl.ReplaceOrErr(e.APIKey, true, true)
 		if err != nil {
-			return nil, fmt.Errorf("api_key: %w", err)
+			return nil, errors.New("api_key: a placeholder in it is unknown or empty")
 		}
 		proto.APIKey = key
 	}
@@ -259,7 +257,7 @@ func (a *App) buildEndpoints(e *Endpoint, model string) ([]*catalog.Endpoint, er
 	for _, address := range e.Addresses {
 		expanded, err := repl.ReplaceOrErr(address, true, true)
 		if err != nil {
-			return nil, fmt.Errorf("endpoint %s: %w", address, err)
+			return nil, fmt.Errorf("endpoint: an address has an unknown or empty placeholder: %w", err)
 		}
 		u, err := fleet.ParseURL(expanded)
 		if err != nil {

@@ -2,6 +2,7 @@ package llmgw
 
 import (
 	"encoding/json"
+	"math"
 	"strconv"
 
 	"github.com/caddyserver/caddy/v2"
@@ -144,7 +145,7 @@ func (r *Routing) parseScore(d *caddyfile.Dispenser) error {
 	}
 	d.NextArg()
 	segment := d.NextSegment()
-	weight, err := strconv.ParseFloat(segment[1].Text, 64)
+	weight, err := parseNumber(segment[1].Text)
 	if err != nil {
 		return d.Errf("weight %q of scorer %s is not a number", segment[1].Text, segment[0].Text)
 	}
@@ -195,7 +196,7 @@ func parsePrefix(d *caddyfile.Dispenser, into **Prefix) error {
 		case len(args) == 1 || len(args) == 2:
 			s.Header = args[0]
 			if len(args) == 2 {
-				load, err := strconv.ParseFloat(args[1], 64)
+				load, err := parseNumber(args[1])
 				if err != nil {
 					return d.Errf("session load %q is not a number", args[1])
 				}
@@ -247,6 +248,15 @@ func durationArg(d *caddyfile.Dispenser, into *caddy.Duration) error {
 	}
 	*into = caddy.Duration(v)
 	return nil
+}
+
+// parseNumber reads a finite number: JSON has no others.
+func parseNumber(text string) (float64, error) {
+	v, err := strconv.ParseFloat(text, 64)
+	if err == nil && (math.IsNaN(v) || math.IsInf(v, 0)) {
+		err = strconv.ErrRange
+	}
+	return v, err
 }
 
 // oneArg reads exactly one argument.

@@ -39,6 +39,9 @@ func (c *liveCollector) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
+// maxLiveModels is how many models have series of their own for each replica.
+const maxLiveModels = 200
+
 // states are all states, so that a count that falls to nothing is shown as 0.
 var states = []schedule.State{schedule.Ready, schedule.Draining, schedule.Down, schedule.Cooling}
 
@@ -70,7 +73,9 @@ func (c *liveCollector) Collect(ch chan<- prometheus.Metric) {
 	if app == nil {
 		return
 	}
-	for _, m := range app.runtime.Catalog.Models() {
+	models := app.runtime.Catalog.Models()
+	// What engines list has no bound of ours, so it gets one here.
+	for _, m := range models[:min(len(models), maxLiveModels)] {
 		counts := make(map[schedule.State]int)
 		for _, e := range m.Endpoints {
 			counts[e.Replica.State()]++

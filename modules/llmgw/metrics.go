@@ -4,6 +4,7 @@ import (
 	"errors"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -30,7 +31,12 @@ type metrics struct {
 	live     *liveCollector
 
 	models sync.Map // model name -> *modelMetrics
+	count  atomic.Int64
 }
+
+// maxModels is how many models have series of their own: engines list what they
+// like, and models come and go.
+const maxModels = 1000
 
 // modelMetrics are the children of one model, looked up once.
 type modelMetrics struct {
@@ -96,6 +102,9 @@ func (m *metrics) register(r *prometheus.Registry) error {
 func (m *metrics) model(name string) *modelMetrics {
 	if v, ok := m.models.Load(name); ok {
 		return v.(*modelMetrics)
+	}
+	if name != exchange.OtherModel && m.count.Add(1) > maxModels {
+		return m.model(exchange.OtherModel)
 	}
 	outcomes := make(map[exchange.Outcome]prometheus.Counter)
 	for _, o := range exchange.Outcomes {

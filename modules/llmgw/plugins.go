@@ -2,7 +2,6 @@ package llmgw
 
 import (
 	"fmt"
-	"strconv"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
@@ -98,7 +97,7 @@ func (s *Softmax) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	if !d.NextArg() {
 		return d.ArgErr()
 	}
-	t, err := strconv.ParseFloat(d.Val(), 64)
+	t, err := parseNumber(d.Val())
 	if err != nil {
 		return d.Errf("temperature %q is not a number", d.Val())
 	}

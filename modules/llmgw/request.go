@@ -7,10 +7,12 @@ import (
 	"net/http"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
 
 	"github.com/llmgw/llmgw/modules/internal/catalog"
 	"github.com/llmgw/llmgw/modules/internal/exchange"
@@ -64,15 +66,38 @@ func (a *App) Join(r *http.Request) *exchange.Exchange {
 		route = &exchange.Route{Path: r.URL.Path, Method: r.Method}
 	}
 	x := a.Open(r, route)
-	context.AfterFunc(r.Context(), x.End)
+	context.AfterFunc(r.Context(), func() {
+		if err := x.Err(); err != nil {
+			// Caddy answers for itself here, and knows nothing of the cause.
+			x.Record(func(res *exchange.Result) { res.Status = http.StatusServiceUnavailable })
+			x.Finish(exchange.OutcomeRejected)
+			a.log.Warn("request refused", zap.String("request_id", x.ID),
+				zap.String("model", x.ModelName()), zap.String("reason", exchange.Label(err)))
+		}
+		x.End()
+	})
 	return x
 }
 
-// FromLoopback reports whether the request comes from this machine: both the
-// connection's peer and, behind a trusted proxy, the client that it names.
+// FromLoopback reports whether the request comes from this machine: its peer
+// does, and so does every client that a proxy on the way names. A proxy on this
+// machine would otherwise make all the world local, and of the names in
+// X-Forwarded-For all but the last may be the client's own invention.
 func FromLoopback(r *http.Request) bool {
 	client, _ := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string)
-	return isLoopback(r.RemoteAddr) && (client == "" || isLoopback(client))
+	if !isLoopback(r.RemoteAddr) || client != "" && !isLoopback(client) || r.Header["Forwarded"] != nil {
+		return false
+	}
+	for _, name := range []string{"X-Forwarded-For", "X-Real-Ip"} {
+		for _, v := range r.Header[name] {
+			for address := range strings.SplitSeq(v, ",") {
+				if !isLoopback(strings.TrimSpace(address)) {
+					return false
+				}
+			}
+		}
+	}
+	return true
 }
 
 func isLoopback(address string) bool {

@@ -2,19 +2,16 @@ package llmgw
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/cespare/xxhash/v2"
+	"github.com/caddyserver/caddy/v2"
 
-	"github.com/llmgw/llmgw/modules/internal/catalog"
+	"github.com/llmgw/llmgw/modules/internal/exchange"
 	"github.com/llmgw/llmgw/modules/internal/fleet"
-	"github.com/llmgw/llmgw/modules/internal/pipeline"
 	"github.com/llmgw/llmgw/modules/internal/scrape"
-	"github.com/llmgw/llmgw/modules/schedule"
 )
 
 // ErrNoProfile says that config names a routing profile that does not exist.
@@ -37,6 +34,8 @@ type statics struct {
 	count    atomic.Int64
 	mu       sync.Mutex
 	detach   []func()
+	closed   bool
+	client   *http.Client
 	sequence atomic.Uint64
 }
 
@@ -48,47 +47,31 @@ const maxStatics = 1024
 // if there is none. profile "" is the default one.
 func (a *App) SelectStatic(profile string, h http.Header, upstreams []Static) int {
 	rt := a.Runtime()
-	if profile == "" {
-		profile = a.DefaultProfile
+	candidates := make([]exchange.Static, len(upstreams))
+	for i, u := range upstreams {
+		candidates[i] = exchange.Static{ID: u.Address, Inflight: u.Inflight, Replica: a.static(u.Address)}
 	}
-	defaults := a.defaults
-	req := schedule.Request{
-		SessionLoad: defaults.SessionLoad, TargetWaiting: defaults.TargetWaiting, KVCeiling: defaults.KVCeiling,
-		Now: rt.Now(), Random: rand.Uint64(), Sequence: a.statics.sequence.Add(1) - 1,
+	session := ""
+	if v := h[a.defaults.SessionHeader]; len(v) > 0 {
+		session = v[0]
 	}
-	if v := h[defaults.SessionHeader]; len(v) > 0 && v[0] != "" && req.SessionLoad > 0 {
-		req.Session, req.HasSession = xxhash.Sum64String(v[0]), true
-	}
-	d := pipeline.NewDecision()
-	defer d.Free()
-	for _, u := range upstreams {
-		c := schedule.Replica{
-			ID: u.Address, Hash: xxhash.Sum64String(u.Address),
-			Waiting: schedule.Unknown, Running: schedule.Unknown, KVUsage: schedule.Unknown,
-			BatchCapacity: schedule.Unknown, DrainRate: schedule.Unknown,
-		}
-		if r := a.static(u.Address); r != nil {
-			r.Fill(&c, req.Now)
-		}
-		// Caddy counts what it has on an upstream and knows when it is down.
-		c.Inflight, c.Weight, c.Pool = u.Inflight, 1, defaultPool
-		if c.State != schedule.Draining {
-			c.State = schedule.Ready
-		}
-		d.Candidates = append(d.Candidates, c)
-	}
-	if !d.Decide(rt.Profiles[profile], &req) {
+	i := rt.PickStatic(&a.defaults, profile, session, a.statics.sequence.Add(1)-1, candidates)
+	if i < 0 {
 		return -1
 	}
-	return upstreams[d.Pick].Index
+	return upstreams[i].Index
 }
 
 // static returns the replica at an upstream's address, and has it scraped from
-// the first time on. It returns nil for what is no host and port.
+// the first time on. It returns nil for what is not one TCP host and port, and
+// beyond [maxStatics].
 func (a *App) static(address string) *fleet.Replica {
 	if v, ok := a.statics.seen.Load(address); ok {
 		r, _ := v.(*fleet.Replica)
 		return r
+	}
+	if a.statics.count.Load() >= maxStatics {
+		return nil
 	}
 	a.statics.mu.Lock()
 	defer a.statics.mu.Unlock()
@@ -96,33 +79,38 @@ func (a *App) static(address string) *fleet.Replica {
 		r, _ := v.(*fleet.Replica)
 		return r
 	}
-	if a.statics.count.Load() >= maxStatics || a.holds.Load() <= 0 {
+	if a.statics.closed {
 		return nil
 	}
 	a.statics.count.Add(1)
-	u, err := fleet.ParseURL(address)
-	if err != nil {
-		a.statics.seen.Store(address, (*fleet.Replica)(nil))
-		return nil
-	}
-	client, err := a.transport.client(catalog.TLS{})
-	if err != nil {
-		a.statics.seen.Store(address, (*fleet.Replica)(nil))
-		return nil
-	}
-	r, release := a.shared.fleet.Hold(u)
-	detach := a.shared.scraper.Attach([]scrape.Target{{
-		Replica: r, Client: client, Interval: time.Duration(a.ScrapeInterval),
-	}}, func() {})
-	a.statics.detach = append(a.statics.detach, detach, release)
+	r := a.watchStatic(address)
 	a.statics.seen.Store(address, r)
 	return r
 }
 
-// end stops the scraping.
+// watchStatic has an upstream scraped. It needs the statics' mu.
+func (a *App) watchStatic(address string) *fleet.Replica {
+	n, err := caddy.ParseNetworkAddress(address)
+	if err != nil || n.Network != "tcp" || n.PortRangeSize() != 1 {
+		return nil
+	}
+	u, err := fleet.ParseURL(n.JoinHostPort(0))
+	if err != nil {
+		return nil
+	}
+	r, release := a.shared.fleet.Hold(u)
+	detach := a.shared.scraper.Attach([]scrape.Target{{
+		Replica: r, Client: a.statics.client, Interval: time.Duration(a.ScrapeInterval),
+	}}, func() {})
+	a.statics.detach = append(a.statics.detach, detach, release)
+	return r
+}
+
+// end stops the scraping, for good.
 func (s *statics) end() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.closed = true
 	for _, f := range s.detach {
 		f()
 	}

@@ -19,7 +19,7 @@ import (
 // what watches the body go by.
 func answered(x *exchange.Exchange, res *http.Response) *http.Response {
 	at := x.Runtime().Now()
-	if e := x.Endpoint(); e != nil {
+	if e := x.Endpoint(); e != nil && res.StatusCode < 500 {
 		e.Replica.Health.Answered()
 	}
 	x.Record(func(r *exchange.Result) { r.Headers, r.Status = at, res.StatusCode })
@@ -40,7 +40,7 @@ func answered(x *exchange.Exchange, res *http.Response) *http.Response {
 	switch kind {
 	case eventType:
 		tap := openai.NewTap(res.Body, openai.TapOptions{
-			WithholdUsage: x.InjectsUsage(), WithholdDone: true,
+			WithholdUsage: x.InjectsUsage(), WithholdDone: true, RequireEnd: true,
 			BreakEvent: breakEvent(x.Route),
 			OnFirst:    func() { x.Record(func(r *exchange.Result) { r.FirstToken = x.Runtime().Now() }) },
 		})
@@ -111,15 +111,9 @@ func setHeaders(x *exchange.Exchange, res *http.Response) {
 	h["X-Llmgw-Replica"] = []string{e.Replica.ID}
 	h["X-Llmgw-Pool"] = []string{e.Pool}
 	h["X-Llmgw-Served-Model"] = []string{e.Served(x.Model)}
-	h["X-Llmgw-Queue-Ms"] = zeroMs
-	h["X-Llmgw-Cache-Decision"] = noTree
+	h["X-Llmgw-Queue-Ms"] = []string{"0"} // requests go on at once
+	h["X-Llmgw-Cache-Decision"] = []string{"no_tree"}
 }
-
-// zeroMs is the time in the gateway's queue: requests go on at once.
-var zeroMs = []string{"0"}
-
-// noTree is the decision about prefixes while the gateway keeps no tree of them.
-var noTree = []string{"no_tree"}
 
 // maxError is how much of an engine's error is read.
 const maxError = 64 << 10
@@ -195,10 +189,25 @@ type watched struct {
 // Read implements io.Reader.
 func (w *watched) Read(p []byte) (int, error) {
 	n, err := w.ReadCloser.Read(p)
-	if err != nil && w.err == nil {
+	if err == nil {
+		return n, nil
+	}
+	if errors.Is(err, io.EOF) && w.cut() {
+		err = io.ErrUnexpectedEOF
+	}
+	if w.err == nil {
 		w.err = err
 	}
 	return n, err
+}
+
+// cut reports whether an answer that seems to have ended lacks its end.
+func (w *watched) cut() bool {
+	if w.result == nil {
+		return false
+	}
+	seen := w.result()
+	return !seen.Complete && !seen.ErrorFrame && !seen.Aborted
 }
 
 // Close implements io.Closer.

@@ -6,7 +6,9 @@ package llmtransport
 import (
 	"context"
 	"errors"
+	"io"
 	"net/http"
+	"syscall"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -109,9 +111,12 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	// Header operations of the route, if there are any, make Caddy copy the
 	// client's headers anew for each attempt, so this comes last.
 	x.Authorize(r.Header)
-	now := x.Runtime().Now
-	sent := now()
-	x.Record(func(res *exchange.Result) { res.Sent = sent })
+	sent := x.Runtime().Now()
+	x.Record(func(res *exchange.Result) {
+		if res.Sent.IsZero() {
+			res.Sent = sent
+		}
+	})
 	res, err := t.send(x, r)
 	if err != nil {
 		return nil, failed(r.Context(), x, err)
@@ -138,16 +143,40 @@ func failed(ctx context.Context, x *exchange.Exchange, err error) error {
 		x.Finish(exchange.OutcomeCancelled)
 		return context.Canceled
 	}
-	if isDial(err) {
+	switch {
+	case isShortage(err):
+		x.Fail(exchange.FailWith(exchange.ErrBusy, err, "the gateway has no connection to spare: try again in a moment"))
+		return err
+	case isDial(err):
 		if e := x.Endpoint(); e != nil {
 			e.Replica.Health.ConnectFailed("connect: " + err.Error())
 		}
-		x.Fail(exchange.Fail(exchange.ErrReplica, "the replica could not be reached"))
+		x.Fail(exchange.FailWith(exchange.ErrReplica, err, "the replica could not be reached"))
 		return reverseproxy.NewDialError(err)
+	case isBreak(err):
+		x.Fail(exchange.FailWith(exchange.ErrReplica, err, "the replica closed the connection before it answered"))
+	default:
+		x.Fail(exchange.FailWith(exchange.ErrReplica, err, "the replica gave no valid answer"))
 	}
-	x.Fail(exchange.Fail(exchange.ErrReplica, "the replica closed the connection before it answered"))
-	x.Finish(exchange.OutcomeEngineError)
 	return err
+}
+
+// isShortage reports whether this machine, not the replica, is the reason.
+func isShortage(err error) bool {
+	for _, errno := range []syscall.Errno{syscall.EMFILE, syscall.ENFILE, syscall.EADDRNOTAVAIL, syscall.ENOBUFS, syscall.ENOMEM} {
+		if errors.Is(err, errno) {
+			return true
+		}
+	}
+	return false
+}
+
+// isBreak reports whether the connection ended without a byte of an answer.
+func isBreak(err error) bool {
+	if fast, ok := errors.AsType[*h1.Error](err); ok {
+		return fast.Sent && !fast.Answered
+	}
+	return errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)
 }
 
 // isDial reports whether no connection was made, so that nothing was sent.

@@ -93,7 +93,7 @@ type Replica struct {
 	Waiting, Running Gauge
 	// KVUsage is the share of KV blocks in use, 0 to 1, as last scraped.
 	KVUsage Gauge
-	// BatchCapacity is the highest Running ever seen on it: how many requests
+	// BatchCapacity is the highest Running seen while requests waited: how many
 	// it can run at once, as far as is known.
 	BatchCapacity Gauge
 	// DrainRate is how many requests a second it completed over the last 30 s

@@ -84,7 +84,7 @@ func BenchmarkDecide64Parallel(b *testing.B) {
 // BenchmarkExchange is all that the core does for a small request.
 func BenchmarkExchange(b *testing.B) {
 	w := newWorld64(b)
-	w.Opened, w.Ended, w.Picked = nil, nil, nil
+	w.Hold, w.Release, w.Ended, w.Picked = nil, nil, nil, nil
 	route := FindRoute(chatPath, nil)
 	b.ReportAllocs()
 	for b.Loop() {

@@ -249,6 +249,8 @@ func (x *Exchange) Direct(r *http.Request) bool {
 		r.URL.RawQuery = q.Encode()
 		return true
 	}
+	// Engines read no query, but some clients put their key there.
+	r.URL.RawQuery = ""
 	var room [openai.MaxEdits]openai.Edit
 	edits := x.Fields.Edits(room[:0], body, openai.Rewrite{
 		Model:       e.Served(x.Model),
@@ -273,7 +275,7 @@ func (x *Exchange) Direct(r *http.Request) bool {
 func (x *Exchange) InjectsUsage() bool { return x.injects }
 
 // credentials are the request headers that may hold a client's key.
-var credentials = []string{"Authorization", "X-Api-Key", "Api-Key", "Cookie", "Proxy-Authorization"}
+var credentials = []string{"Authorization", "X-Api-Key", "Api-Key", "X-Goog-Api-Key", "Cookie", "Proxy-Authorization"}
 
 // StripCredentials removes from h whatever may hold the client's key: it is
 // for the gateway, and no engine's business.
@@ -286,8 +288,13 @@ func StripCredentials(h http.Header) {
 // Authorize gives an outgoing request the engine's credential instead of the
 // client's, and what else engines are to see.
 func (x *Exchange) Authorize(h http.Header) {
-	StripCredentials(h)
-	StripWishes(h)
+	// No client knows the id: with it there, the header was cleaned before.
+	if id := h["X-Request-Id"]; len(id) != 1 || id[0] != x.ID {
+		StripCredentials(h)
+		StripWishes(h)
+	}
+	// This attempt's replica may be another one than the last one's.
+	delete(h, "Authorization")
 	if e := x.Endpoint(); e != nil && e.APIKey != "" {
 		h["Authorization"] = []string{"Bearer " + e.APIKey}
 	}

@@ -219,7 +219,7 @@ func TestOverhead(t *testing.T) {
 
 func TestHooksAreOptional(t *testing.T) {
 	w := newWorld(t, "gpu1:8000")
-	w.Opened, w.Ended, w.Picked = nil, nil, nil
+	w.Hold, w.Release, w.Ended, w.Picked = nil, nil, nil, nil
 	x := w.ask(t, chatBody)
 	mustPick(t, x)
 	if x.Runtime() != w.Runtime {

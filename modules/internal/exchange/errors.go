@@ -67,6 +67,11 @@ func Fail(class error, format string, args ...any) error {
 	return fmt.Errorf("%w: %w", class, clientError{fmt.Errorf(format, args...)})
 }
 
+// FailWith does so and keeps a cause that is for the log alone.
+func FailWith(class, cause error, format string, args ...any) error {
+	return fmt.Errorf("%w: %w: %w", class, clientError{fmt.Errorf(format, args...)}, cause)
+}
+
 // clientError is the part of a failure that its client may read.
 type clientError struct{ error }
 

@@ -52,6 +52,7 @@ type Exchange struct {
 	Answer http.Header
 
 	rt     *Runtime
+	holds  bool // of what rt needs
 	header http.Header
 	failed bool // no replica was left
 
@@ -60,6 +61,7 @@ type Exchange struct {
 	mu       sync.Mutex
 	ended    bool
 	endpoint *catalog.Endpoint
+	last     *catalog.Endpoint
 	pool     string
 	slot     fleet.Slot
 	attempts int
@@ -124,7 +126,7 @@ type Result struct {
 	Outcome Outcome
 	// Status is what the client got.
 	Status int
-	// Sent is when the last attempt was handed to a replica, Headers when its
+	// Sent is when the first attempt was handed to a replica, Headers when its
 	// answer began, FirstToken when the first token came.
 	Sent, Headers, FirstToken time.Time
 	// Usage is the engine's own count, if UsageKnown.
@@ -137,12 +139,9 @@ type Result struct {
 
 // Open begins an exchange. route must not be nil.
 func Open(rt *Runtime, r *http.Request, route *Route) *Exchange {
-	if rt.Opened != nil {
-		rt.Opened()
-	}
 	return &Exchange{
 		ID: NewID(), Start: rt.Now(), Route: route, Options: DefaultOptions,
-		rt: rt, header: r.Header,
+		rt: rt, header: r.Header, holds: rt.Hold != nil && rt.Hold(),
 	}
 }
 
@@ -156,7 +155,15 @@ func (x *Exchange) Endpoint() *catalog.Endpoint {
 	return x.endpoint
 }
 
-// Pool returns the pool of the current attempt.
+// Last returns where the last attempt went, also after it failed; nil before
+// the first.
+func (x *Exchange) Last() *catalog.Endpoint {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.last
+}
+
+// Pool returns the pool of the last attempt.
 func (x *Exchange) Pool() string {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -231,6 +238,9 @@ func (x *Exchange) End() {
 	if x.rt.Ended != nil {
 		x.rt.Ended(x)
 	}
+	if x.holds {
+		x.rt.Release()
+	}
 }
 
 func (x *Exchange) slotReplica() *fleet.Replica {
@@ -252,13 +262,17 @@ func (x *Exchange) DropBody() {
 	x.held, x.body = 0, nil
 }
 
-// ModelName returns the model's logical name for metrics and logs, "_other"
-// if it is not known: what a client calls a model must not become a label.
+// OtherModel stands for models that have no name of their own in metrics.
+const OtherModel = "_other"
+
+// ModelName returns the model's logical name for metrics and logs, or
+// [OtherModel] if it is not known: what a client calls a model must not become
+// a label.
 func (x *Exchange) ModelName() string {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.Model == nil {
-		return "_other"
+		return OtherModel
 	}
 	return x.Model.Name
 }

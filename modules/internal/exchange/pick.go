@@ -55,7 +55,7 @@ func (x *Exchange) Pick() *catalog.Endpoint {
 	case err == nil:
 		x.rt.Picked(x, "")
 	case !x.failed:
-		x.failed = true // Caddy's proxy asks again and again
+		x.failed = true
 		x.rt.Picked(x, Label(err))
 	}
 	return e
@@ -66,6 +66,9 @@ func (x *Exchange) pick() (*catalog.Endpoint, error) {
 	defer x.mu.Unlock()
 	if x.ended {
 		return nil, errEnded
+	}
+	if x.failed {
+		return nil, x.err // Caddy's proxy asks again and again
 	}
 	if x.endpoint != nil {
 		x.tried = append(x.tried, x.endpoint.Replica)
@@ -95,7 +98,7 @@ func (x *Exchange) pick() (*catalog.Endpoint, error) {
 			req.Random = rand.Uint64()
 			continue
 		}
-		x.slot, x.endpoint, x.pool = slot, e, e.Pool
+		x.slot, x.endpoint, x.last, x.pool = slot, e, e, e.Pool
 		x.attempts++
 		x.err = nil
 		return e, nil
@@ -187,7 +190,7 @@ func (rt *Runtime) request(m *catalog.Model, sequence uint64, session string, pr
 		TargetWaiting: m.TargetWaiting, KVCeiling: m.KVCeiling,
 		Now: rt.Now(), Random: rand.Uint64(), Sequence: sequence,
 	}
-	if session != "" {
+	if session != "" && m.SessionLoad > 0 {
 		req.Session, req.HasSession = xxhash.Sum64String(session), true
 	}
 	return req

@@ -21,10 +21,12 @@ type Runtime struct {
 	Retries int
 	// Budget bounds the bytes of all request bodies in flight.
 	Budget *Budget
-	// Opened and Ended, unless nil, are called once per exchange, at its two
-	// ends, in the request's goroutine. Picked is called after each decision,
+	// Hold, unless nil, keeps alive what exchanges need, until Release; it
+	// returns false, and needs no Release, if that is gone already.
+	Hold    func() bool
+	Release func()
+	// Ended, unless nil, is called once per exchange, at its end. Picked is called after each decision,
 	// with "" or the class of its failure.
-	Opened func()
 	Ended  func(*Exchange)
 	Picked func(x *Exchange, failure string)
 	// Now is the clock.

@@ -71,8 +71,9 @@ func (w *world) serve(t testing.TB, learning []*catalog.Endpoint, models ...*cat
 			"debug": {Name: "debug", PickerName: "round_robin", Picker: schedule.RoundRobin{}},
 		},
 		DefaultProfile: "chat", Retries: 2, Budget: NewBudget(1 << 30), Now: time.Now,
-		Opened: func() { w.lock(func() { w.opened++ }) },
-		Ended:  func(x *Exchange) { w.lock(func() { w.ended = append(w.ended, x) }) },
+		Hold:    func() bool { w.lock(func() { w.opened++ }); return true },
+		Release: func() {},
+		Ended:   func(x *Exchange) { w.lock(func() { w.ended = append(w.ended, x) }) },
 		Picked: func(_ *Exchange, failure string) {
 			w.lock(func() { w.failures = append(w.failures, failure) })
 		},

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 )
 
 // Fleet is the set of live replicas, keyed by their base URL. A replica lives
@@ -114,6 +115,9 @@ func ParseURL(address string) (*url.URL, error) {
 	}
 	if u.RawQuery != "" || u.Fragment != "" {
 		return nil, fault("a query or fragment is not allowed")
+	}
+	if !utf8.ValidString(u.Path) {
+		return nil, errors.New("the path of an address must be UTF-8")
 	}
 	host, port := u.Hostname(), u.Port()
 	if host == "" {

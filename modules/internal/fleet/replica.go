@@ -30,7 +30,8 @@ type Replica struct {
 	hash     uint64
 	inflight atomic.Int64
 	pending  atomic.Int64
-	// batch is the high-water mark of running, the learned batch capacity.
+	// batch is the learned batch capacity: the high-water mark of running while
+	// requests waited.
 	batch    atomic.Int64
 	draining atomic.Bool
 	stats    atomic.Pointer[Stats]

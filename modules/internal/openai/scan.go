@@ -77,12 +77,18 @@ func (f *Fields) Prompt() []Span { return f.prompt[:f.prompts] }
 
 // CanInjectUsage reports whether Edits with InjectUsage makes the engine send a usage chunk that
 // the client did not ask for, and that must therefore be withheld from it: a JSON request for a
-// stream, without include_usage of its own and with stream_options that an object can be made of.
+// stream, without include_usage of its own and with stream_options that an object can be made of,
+// which do not ask for usage in another way.
 func (f *Fields) CanInjectUsage(body []byte) bool {
 	if !f.Stream || f.multipart || f.WantsUsage {
 		return false
 	}
-	return f.StreamOptions.Empty() || body[f.StreamOptions.Start] == '{' || body[f.StreamOptions.Start] == 'n'
+	options := f.StreamOptions.Of(body)
+	// With this on, include_usage would put usage into every event.
+	if bytes.Contains(options, []byte(`"continuous_usage_stats"`)) {
+		return false
+	}
+	return len(options) == 0 || options[0] == '{' || options[0] == 'n'
 }
 
 // The keys that are read, one bit each for the duplicate rule.

@@ -25,6 +25,10 @@ type TapOptions struct {
 	// WithholdDone drops a [DONE] that follows an error event or a choice that ended with "abort":
 	// vLLM sends both when it is stopped, and a client would take the answer for a whole one.
 	WithholdDone bool
+	// RequireEnd takes a stream of a kind that has an end mark for broken if it
+	// ends without one, and without an error: without chunks or a length nothing
+	// else tells the end from a break.
+	RequireEnd bool
 	// BreakEvent gives the event (with its blank line) that a client reads when the stream breaks
 	// off before its end, see StreamBroken. Nil means none.
 	BreakEvent func(err error) []byte
@@ -312,9 +316,13 @@ func (t *Tap) finish(err error) {
 		if t.datas > 0 {
 			t.takeLine(nil, t.end)
 		}
-		t.pass = t.end
 		t.res.Complete = (t.res.Done || !t.typed) && !t.res.Aborted && !t.res.ErrorFrame
-		return
+		if !t.opt.RequireEnd || t.res.Complete || t.res.Aborted || t.res.ErrorFrame {
+			t.pass = t.end
+			return
+		}
+		err = io.ErrUnexpectedEOF
+		t.err = err
 	}
 	// What was held back is the start of an event that never came: the client is better off without.
 	t.res.Withheld += int64(t.end - t.pass)

@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"bytes"
 	"errors"
 	"io"
 	"sync"
@@ -71,6 +72,17 @@ func (u *Unary) keep(p []byte) {
 	*u.kept = kept
 }
 
+// openJSON reports whether a text begins as a JSON object or array and does not
+// end as one.
+func openJSON(text []byte) bool {
+	text = bytes.TrimSpace(text)
+	if len(text) == 0 || text[0] != '{' && text[0] != '[' {
+		return false
+	}
+	last := text[len(text)-1]
+	return last != '}' && last != ']'
+}
+
 func (u *Unary) finish(err error) {
 	if u.kept == nil {
 		return
@@ -83,8 +95,9 @@ func (u *Unary) finish(err error) {
 	}
 	u.res.add(&f)
 	ended := errors.Is(err, io.EOF)
-	u.res.Complete = ended && !u.res.Aborted && !u.res.ErrorFrame
-	u.res.Done = ended
+	// A body without a length that was cut ends like a whole one.
+	u.res.Done = ended && (u.big || !openJSON(*u.kept))
+	u.res.Complete = u.res.Done && !u.res.Aborted && !u.res.ErrorFrame
 	if cap(*u.kept) <= maxEvent {
 		*u.kept = (*u.kept)[:0]
 		answerBuffers.Put(u.kept)

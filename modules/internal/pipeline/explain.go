@@ -4,40 +4,40 @@ package pipeline
 // with why it was dropped or how it scored, and the pick.
 type Explanation struct {
 	// Profile and Picker name what decided.
-	Profile string `json:"profile"`
-	Picker  string `json:"picker"`
+	Profile string
+	Picker  string
 	// Pool was chosen, at this saturation; Spilled if a pool of higher priority
 	// was saturated.
-	Pool       string  `json:"pool,omitempty"`
-	Saturation float64 `json:"saturation"`
-	Spilled    bool    `json:"spilled"`
+	Pool       string
+	Saturation float64
+	Spilled    bool
 	// Pick is the ID of the chosen replica; "" if none was eligible.
-	Pick string `json:"pick"`
+	Pick string
 	// Candidates are all replicas of the model, in config order.
-	Candidates []Verdict `json:"candidates"`
+	Candidates []Verdict
 }
 
 // Verdict is what a decision found about one candidate.
 type Verdict struct {
 	// Replica is its ID, Pool its pool.
-	Replica string `json:"replica"`
-	Pool    string `json:"pool"`
+	Replica string
+	Pool    string
 	// Rejected says why it got no score; "" if it did.
-	Rejected string `json:"rejected,omitempty"`
+	Rejected string
 	// Total is the weighted sum of Scores, less the penalty for stale values.
-	Total float64 `json:"total"`
+	Total float64
 	// Scores are the scorers' values and weights, in the profile's order.
-	Scores []Score `json:"scores,omitempty"`
+	Scores []Score
 }
 
 // Score is one scorer's part of a total.
 type Score struct {
 	// Scorer is the scorer's name.
-	Scorer string `json:"scorer"`
+	Scorer string
 	// Value is 0 to 1, or -1 for a replica to be avoided.
-	Value float64 `json:"value"`
+	Value float64
 	// Weight is the profile's.
-	Weight float64 `json:"weight"`
+	Weight float64
 }
 
 // Explain returns the decision as data. Call it after [Decision.Decide] with

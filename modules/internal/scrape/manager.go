@@ -154,6 +154,8 @@ type watcher struct {
 	manager *Manager
 	id      string
 	learn   time.Time // when to learn the models next
+	down    bool      // and said so
+	blind   string    // why the models could not be learned, as last said
 	missing []string  // fields that were warned of
 	failing bool
 }
@@ -162,10 +164,12 @@ type watcher struct {
 func (w *watcher) once(ctx context.Context, t *Target) time.Duration {
 	r := t.Replica
 	if r.Health.State() == schedule.Down {
+		w.sayDown(r)
 		w.learn = time.Time{}
 		if !w.probe(ctx, t) {
 			return fleet.ProbeInterval
 		}
+		w.down = false
 		w.log().Info("replica is back")
 		r.Restarted()
 	}
@@ -174,6 +178,7 @@ func (w *watcher) once(ctx context.Context, t *Target) time.Duration {
 	}
 	w.scrape(ctx, t)
 	if r.Health.State() == schedule.Down {
+		w.sayDown(r)
 		return fleet.ProbeInterval
 	}
 	// Jitter keeps the scrapes of a fleet from aligning.
@@ -199,6 +204,14 @@ func (w *watcher) probe(ctx context.Context, t *Target) bool {
 	return ctx.Err() == nil && t.Replica.Health.Probed(reason)
 }
 
+// sayDown logs once that the replica is out, whoever found out.
+func (w *watcher) sayDown(r *fleet.Replica) {
+	if reason, _ := r.Health.Reason(); !w.down {
+		w.down = true
+		w.log().Warn("replica is down", "reason", reason)
+	}
+}
+
 func (w *watcher) models(ctx context.Context, t *Target) {
 	bounded, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -208,9 +221,13 @@ func (w *watcher) models(ctx context.Context, t *Target) {
 	}
 	if err != nil {
 		w.learn = w.manager.now().Add(relearnPause)
-		w.log().Warn("cannot learn the replica's models", "error", err)
+		if w.blind != err.Error() {
+			w.blind = err.Error()
+			w.log().Warn("cannot learn the replica's models", "error", err)
+		}
 		return
 	}
+	w.blind = ""
 	w.learn = w.manager.now().Add(relearnInterval)
 	if t.Replica.SetModels(names) {
 		w.manager.modelsChanged()
@@ -239,9 +256,7 @@ func (w *watcher) scrape(ctx context.Context, t *Target) {
 			w.failing = true
 			w.log().Warn("scrape failed", "error", err)
 		}
-		if r.Health.ScrapeFailed("scrape: " + err.Error()) {
-			w.log().Warn("replica is down", "error", err)
-		}
+		r.Health.ScrapeFailed("scrape: " + err.Error())
 		return
 	}
 	stats.At = w.manager.now()
