@@ -108,11 +108,17 @@ func setHeaders(x *exchange.Exchange, res *http.Response) {
 	if x.Answer != nil {
 		h = x.Answer
 	}
-	h["X-Llmgw-Replica"] = []string{e.Replica.ID}
-	h["X-Llmgw-Pool"] = []string{e.Pool}
-	h["X-Llmgw-Served-Model"] = []string{e.Served(x.Model)}
-	h["X-Llmgw-Queue-Ms"] = []string{"0"} // requests go on at once
-	h["X-Llmgw-Cache-Decision"] = []string{"no_tree"}
+	// Requests go on at once, and there is no tree of prefixes to decide by. One
+	// array for all values: each on its own would be an allocation.
+	values := []string{e.Replica.ID, e.Pool, e.Served(x.Model), "0", "no_tree"}
+	for i, name := range ownHeaders {
+		h[name] = values[i : i+1 : i+1]
+	}
+}
+
+// ownHeaders are the headers that say what became of a request.
+var ownHeaders = [...]string{
+	"X-Llmgw-Replica", "X-Llmgw-Pool", "X-Llmgw-Served-Model", "X-Llmgw-Queue-Ms", "X-Llmgw-Cache-Decision",
 }
 
 // maxError is how much of an engine's error is read.
