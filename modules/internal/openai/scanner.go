@@ -26,6 +26,7 @@ type scanner struct {
 	dropped bool // the last line ended an event that was cut out
 
 	name            eventName
+	named           bool // it had a name at some time, so that it went through at once
 	datas           int  // data lines
 	dataAt, dataEnd int  // the first data line's value
 	seek            int  // hasChoices has looked at the value up to here
@@ -40,7 +41,7 @@ type scanner struct {
 func (s *scanner) newEvent(next int) {
 	s.event, s.line = next, next
 	s.name, s.datas, s.seek = nameNone, 0, 0
-	s.open, s.big, s.bigEnds = false, false, false
+	s.open, s.big, s.bigEnds, s.named = false, false, false, false
 }
 
 // shift follows the buffer when its first n bytes are dropped.
@@ -104,6 +105,7 @@ func (s *scanner) addLine(line []byte, next int) {
 			}
 		} else if v, ok := bytes.CutPrefix(line, []byte("event:")); ok {
 			s.name = nameOf(trimBlank(v))
+			s.named = s.named || s.name != nameNone
 		}
 	}
 	s.line = next

@@ -222,7 +222,7 @@ func (t *Tap) takeEvent() bool {
 	data := t.data(t.buf)
 	if isDone(data) {
 		t.res.Done = true
-		return failed && t.opt.WithholdDone && t.name == nameNone
+		return failed && t.opt.WithholdDone && !t.named
 	}
 	f := inspect(data)
 	if t.name == nameError {
@@ -230,7 +230,7 @@ func (t *Tap) takeEvent() bool {
 	}
 	t.note(f)
 	t.res.Done = t.res.Done || ended(f.typ) || t.name == nameEnd
-	if !t.opt.WithholdUsage || t.name != nameNone || !f.usageOnly() {
+	if !t.opt.WithholdUsage || t.named || !f.usageOnly() {
 		return false
 	}
 	// The same test by which an unfinished event is let through, so that what is withheld never
@@ -261,7 +261,7 @@ func (t *Tap) overflow() {
 // held reports whether the unfinished event could still be one to withhold.
 func (t *Tap) held() bool {
 	usage, done := t.opt.WithholdUsage, t.opt.WithholdDone && t.failed()
-	if !usage && !done || t.big || t.open || t.name != nameNone {
+	if !usage && !done || t.big || t.open || t.named {
 		return false
 	}
 	v := t.firstData(t.buf)

@@ -49,7 +49,7 @@ func slowWithhold(stream string) string {
 		case name == "data":
 			data = append(data, value)
 		case name == "event":
-			named = value != "" && value != "message"
+			named = named || value != "" && value != "message"
 		}
 	}
 	flush()

@@ -1,7 +1,6 @@
 package pipeline
 
 import (
-	"encoding/json"
 	"math"
 	"slices"
 	"strings"
@@ -77,21 +76,6 @@ func TestExplainAfterAnEarlierDecision(t *testing.T) {
 		if v.Rejected != "down" || v.Scores != nil {
 			t.Errorf("verdict %+v", v)
 		}
-	}
-}
-
-func TestExplanationAsJSON(t *testing.T) {
-	p := best()
-	d := decide(t, p, replica("a", "one"), replica("b", "one", tried))
-	text, err := json.Marshal(d.Explain(p))
-	if err != nil {
-		t.Fatal(err)
-	}
-	const want = `{"profile":"best","picker":"max_score","pool":"one","saturation":0,"spilled":false,"pick":"a","candidates":[` +
-		`{"replica":"a","pool":"one","total":1,"scores":[{"scorer":"queue","value":1,"weight":1}]},` +
-		`{"replica":"b","pool":"one","rejected":"tried","total":0}]}`
-	if string(text) != want {
-		t.Errorf("got  %s\nwant %s", text, want)
 	}
 }
 
