@@ -31,7 +31,7 @@ func (t *Transport) take(key string) *conn {
 	}
 	now, keep := time.Now(), or(t.IdleTimeout, DefaultIdleTimeout)
 	for c := h.pop(); c != nil; c = h.pop() {
-		if now.Sub(c.since) < keep && c.idle() {
+		if unused := now.Sub(c.since); unused < lookAfter || unused < keep && c.idle() {
 			c.reused, c.since = true, now
 			return c
 		}
@@ -39,6 +39,11 @@ func (t *Transport) take(key string) *conn {
 	}
 	return nil
 }
+
+// lookAfter is how long a connection must have been unused for a look at whether
+// its server has closed it to be worth a system call. Sooner than this the
+// server's word would most likely be on its way still.
+const lookAfter = time.Millisecond
 
 // put keeps c for the next request, or closes it if there are enough.
 func (t *Transport) put(c *conn) {
