@@ -1,13 +1,9 @@
 package llmgw
 
 import (
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
-	"net/http"
 	"net/textproto"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -17,7 +13,6 @@ import (
 	"github.com/llmgw/llmgw/modules/internal/catalog"
 	"github.com/llmgw/llmgw/modules/internal/exchange"
 	"github.com/llmgw/llmgw/modules/internal/fleet"
-	"github.com/llmgw/llmgw/modules/internal/scrape"
 )
 
 // The defaults of the config.
@@ -208,144 +203,4 @@ func checkName(name string) error {
 		return fmt.Errorf("the name %q is longer than %d bytes or has control characters", name[:min(len(name), 64)], maxName)
 	}
 	return nil
-}
-
-// buildEndpoints makes one endpoint per address and registers each replica for
-// scraping. model is the model's name, "" for endpoints that are learned.
-func (a *App) buildEndpoints(e *Endpoint, model string) ([]*catalog.Endpoint, error) {
-	if len(e.Addresses) == 0 {
-		return nil, errors.New("an endpoint needs an address")
-	}
-	repl := caddy.NewReplacer()
-	proto := catalog.Endpoint{
-		Pool: e.Pool, Priority: defaultPriority, Weight: float64(e.Weight) / defaultWeight,
-		ServedModel: e.ServedModel, Engine: e.Engine, Metrics: e.Metrics,
-		TLS: catalog.TLS{CAFile: e.TLSCA, ServerName: e.TLSServerName, InsecureSkipVerify: e.TLSInsecureSkipVerify},
-	}
-	if proto.Pool == "" {
-		proto.Pool = defaultPool
-	}
-	if e.Priority != nil {
-		proto.Priority = *e.Priority
-	}
-	switch {
-	case e.Weight == 0:
-		proto.Weight = 1
-	case e.Weight < 0 || e.Weight > maxWeight:
-		return nil, fmt.Errorf("weight %d: must be from 1 to %d", e.Weight, maxWeight)
-	}
-	if e.Engine != "" && !slices.Contains(scrape.Engines(), e.Engine) {
-		return nil, fmt.Errorf("engine %q is not one of %s", e.Engine, strings.Join(scrape.Engines(), ", "))
-	}
-	for field := range e.Metrics {
-		if !slices.Contains(scrape.Fields, field) {
-			return nil, fmt.Errorf("metric %q is not one of %s", field, strings.Join(scrape.Fields, ", "))
-		}
-	}
-	if e.APIKey != "" {
-		key, err := repl.ReplaceOrErr(e.APIKey, true, true)
-		if err != nil {
-			return nil, errors.New("api_key: a placeholder in it is unknown or empty")
-		}
-		proto.APIKey = key
-	}
-	client, err := a.transport.client(proto.TLS)
-	if err != nil {
-		return nil, err
-	}
-	var built []*catalog.Endpoint
-	for _, address := range e.Addresses {
-		expanded, err := repl.ReplaceOrErr(address, true, true)
-		if err != nil {
-			return nil, fmt.Errorf("endpoint: an address has an unknown or empty placeholder: %w", err)
-		}
-		u, err := fleet.ParseURL(expanded)
-		if err != nil {
-			return nil, fmt.Errorf("endpoint: %w", err)
-		}
-		one := proto
-		replica, release := a.shared.fleet.Hold(u)
-		a.release = append(a.release, release)
-		one.Replica = replica
-		built = append(built, &one)
-		served := one.ServedModel
-		if served == "" {
-			served = model
-		}
-		a.targets.add(scrape.Target{
-			Replica: replica, Engine: one.Engine, Metrics: one.Metrics, APIKey: one.APIKey,
-			Client: client, Interval: time.Duration(a.ScrapeInterval),
-		}, served)
-	}
-	return built, nil
-}
-
-// targets collects what to scrape: one target per replica, even where it
-// serves several models.
-type targets struct {
-	list      []scrape.Target
-	byReplica map[*fleet.Replica]int
-}
-
-func (t *targets) add(target scrape.Target, served string) {
-	i, ok := t.byReplica[target.Replica]
-	if !ok {
-		i = len(t.list)
-		t.byReplica[target.Replica] = i
-		t.list = append(t.list, target)
-	}
-	if served != "" {
-		t.list[i].Models = append(t.list[i].Models, served)
-	}
-}
-
-// transports makes one HTTP client per set of TLS settings for the side
-// channels (metrics, models, health).
-type transports struct {
-	clients map[catalog.TLS]*http.Client
-}
-
-func (t *transports) client(s catalog.TLS) (*http.Client, error) {
-	if c := t.clients[s]; c != nil {
-		return c, nil
-	}
-	config, err := TLSConfig(s)
-	if err != nil {
-		return nil, err
-	}
-	c := scrape.NewClient(&http.Transport{
-		TLSClientConfig: config,
-		// Engines close idle connections after 5 s; a scrape comes each second.
-		IdleConnTimeout: 4 * time.Second, MaxIdleConnsPerHost: 1,
-		ResponseHeaderTimeout: 2 * time.Second, DisableCompression: true,
-	})
-	if t.clients == nil {
-		t.clients = make(map[catalog.TLS]*http.Client)
-	}
-	t.clients[s] = c
-	return c, nil
-}
-
-// close ends the idle connections.
-func (t *transports) close() {
-	for _, c := range t.clients {
-		c.CloseIdleConnections()
-	}
-}
-
-// TLSConfig turns an endpoint's TLS settings into Go's.
-func TLSConfig(s catalog.TLS) (*tls.Config, error) {
-	c := &tls.Config{ServerName: s.ServerName, InsecureSkipVerify: s.InsecureSkipVerify, MinVersion: tls.VersionTLS12}
-	if s.CAFile == "" {
-		return c, nil
-	}
-	pem, err := os.ReadFile(s.CAFile)
-	if err != nil {
-		return nil, fmt.Errorf("tls_ca: %w", err)
-	}
-	c.RootCAs = x509.NewCertPool()
-	if !c.RootCAs.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("tls_ca %s: no certificate in it", s.CAFile)
-	}
-	return c, nil
 }

@@ -1,0 +1,99 @@
+package llmgw
+
+import (
+	"math"
+	"strconv"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+)
+
+func parsePrefix(d *caddyfile.Dispenser, into **Prefix) error {
+	if d.NextArg() {
+		return d.ArgErr()
+	}
+	if *into == nil {
+		*into = new(Prefix)
+	}
+	for nesting := d.Nesting(); d.NextBlock(nesting); {
+		if d.Val() != "session" {
+			return d.Errf("unknown prefix option %q: use session", d.Val())
+		}
+		args := d.RemainingArgs()
+		s := new(Session)
+		switch {
+		case len(args) == 1 && args[0] == "off":
+			s.Off = true
+		case len(args) == 1 || len(args) == 2:
+			s.Header = args[0]
+			if len(args) == 2 {
+				load, err := parseNumber(args[1])
+				if err != nil {
+					return d.Errf("session load %q is not a number", args[1])
+				}
+				s.Load = load
+			}
+		default:
+			return d.ArgErr()
+		}
+		(*into).Session = s
+	}
+	return nil
+}
+
+func (a *App) parseReliability(d *caddyfile.Dispenser) error {
+	if d.NextArg() {
+		return d.ArgErr()
+	}
+	if a.Reliability == nil {
+		a.Reliability = new(Reliability)
+	}
+	for nesting := d.Nesting(); d.NextBlock(nesting); {
+		switch d.Val() {
+		case "retries":
+			n, err := intArg(d)
+			if err != nil {
+				return err
+			}
+			a.Reliability.Retries = &n
+		case "connect_timeout":
+			if err := durationArg(d, &a.Reliability.ConnectTimeout); err != nil {
+				return err
+			}
+		default:
+			return d.Errf("unknown reliability option %q: use retries or connect_timeout", d.Val())
+		}
+	}
+	return nil
+}
+
+// durationArg reads exactly one duration.
+func durationArg(d *caddyfile.Dispenser, into *caddy.Duration) error {
+	option, text := d.Val(), ""
+	if err := oneArg(d, &text); err != nil {
+		return err
+	}
+	v, err := caddy.ParseDuration(text)
+	if err != nil {
+		return d.Errf("%s: %q is not a duration such as 1s or 500ms", option, text)
+	}
+	*into = caddy.Duration(v)
+	return nil
+}
+
+// parseNumber reads a finite number: JSON has no others.
+func parseNumber(text string) (float64, error) {
+	v, err := strconv.ParseFloat(text, 64)
+	if err == nil && (math.IsNaN(v) || math.IsInf(v, 0)) {
+		err = strconv.ErrRange
+	}
+	return v, err
+}
+
+// oneArg reads exactly one argument.
+func oneArg(d *caddyfile.Dispenser, into *string) error {
+	if !d.AllArgs(into) {
+		return d.ArgErr()
+	}
+	return nil
+}
