@@ -39,7 +39,7 @@ func newEngine(t *testing.T, serve http.HandlerFunc) *engine {
 }
 
 // newEngineAt does so at an address.
-func newEngineAt(t *testing.T, address string, serve http.HandlerFunc) *engine {
+func newEngineAt(t *testing.T, address string, serve http.HandlerFunc, options ...func(*http.Server)) *engine {
 	t.Helper()
 	ln, err := net.Listen("tcp", address)
 	if err != nil {
@@ -79,6 +79,9 @@ func newEngineAt(t *testing.T, address string, serve http.HandlerFunc) *engine {
 	}))
 	e.Listener.Close()
 	e.Listener = ln
+	for _, o := range options {
+		o(e.Config)
+	}
 	e.Start()
 	e.Address = ln.Addr().String()
 	t.Cleanup(func() {

@@ -63,7 +63,11 @@ func (a *App) replicaStatus(r *fleet.Replica) ReplicaStatus {
 		BatchCapacity: number(c.BatchCapacity), DrainRate: number(c.DrainRate),
 		Models: []string{}, Pools: []string{}, Metrics: "unknown",
 	}
-	if reason, since := r.Health.Reason(); reason != "" {
+	reason, since := r.Health.Reason()
+	if reason == "" {
+		reason, since = r.Breaker.Reason()
+	}
+	if reason != "" {
 		text := since.UTC().Format(time.RFC3339)
 		s.Reason, s.Since = reason, &text
 	}

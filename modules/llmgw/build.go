@@ -24,8 +24,6 @@ const (
 	defaultWeight         = 100
 	defaultSessionHeader  = "x-session-id"
 	defaultSessionLoad    = 1.25
-	defaultRetries        = 2
-	defaultConnectTimeout = 2 * time.Second
 	defaultTargetWaiting  = 4
 	defaultKVCeiling      = 0.90
 )
@@ -55,13 +53,7 @@ func (a *App) build(ctx caddy.Context) error {
 	if profiles[a.DefaultProfile] == nil {
 		return fmt.Errorf("default_profile %q: there is no such routing profile", a.DefaultProfile)
 	}
-	if a.Reliability == nil {
-		a.Reliability = new(Reliability)
-	}
-	if err := a.Reliability.fill(); err != nil {
-		return err
-	}
-	defaults, err := a.modelDefaults(a.Prefix)
+	defaults, err := a.modelDefaults(nil, nil)
 	if err != nil {
 		return err
 	}
@@ -102,7 +94,7 @@ func (a *App) build(ctx caddy.Context) error {
 	}
 	a.runtime = &exchange.Runtime{
 		Catalog: c, Profiles: profiles, DefaultProfile: a.DefaultProfile,
-		Retries: *a.Reliability.Retries, Budget: a.shared.budget,
+		Retry: a.shared.retry, Budget: a.shared.budget,
 		Hold: a.hold, Release: a.letGo,
 		Ended: a.shared.metrics.ended, Picked: a.shared.metrics.picked,
 		Now: now,
@@ -110,35 +102,18 @@ func (a *App) build(ctx caddy.Context) error {
 	return nil
 }
 
-// maxRetries bounds the retries: Caddy's proxy asks ten times at most.
-const maxRetries = 8
-
-// fill checks the settings and puts the defaults in.
-func (r *Reliability) fill() error {
-	if r.Retries == nil {
-		n := defaultRetries
-		r.Retries = &n
-	}
-	if *r.Retries < 0 || *r.Retries > maxRetries {
-		return fmt.Errorf("retries %d: must be from 0 to %d", *r.Retries, maxRetries)
-	}
-	if r.ConnectTimeout == 0 {
-		r.ConnectTimeout = caddy.Duration(defaultConnectTimeout)
-	}
-	if r.ConnectTimeout < caddy.Duration(time.Millisecond) {
-		return fmt.Errorf("connect_timeout %v: must be at least 1ms", time.Duration(r.ConnectTimeout))
-	}
-	return nil
-}
-
-// modelDefaults are the settings of a model that sets none, under the given
-// prefix settings, which may be nil.
-func (a *App) modelDefaults(prefixes ...*Prefix) (catalog.Model, error) {
+// modelDefaults are the settings of a model with the given settings of its own,
+// which may be nil.
+func (a *App) modelDefaults(prefix *Prefix, reliability *Reliability) (catalog.Model, error) {
 	m := catalog.Model{
 		SessionHeader: defaultSessionHeader, SessionLoad: defaultSessionLoad,
 		TargetWaiting: defaultTargetWaiting, KVCeiling: defaultKVCeiling,
+		Reliability: defaultReliability,
 	}
-	for _, p := range prefixes {
+	if err := errors.Join(a.Reliability.apply(&m.Reliability), reliability.apply(&m.Reliability)); err != nil {
+		return m, err
+	}
+	for _, p := range []*Prefix{a.Prefix, prefix} {
 		if p == nil || p.Session == nil {
 			continue
 		}
@@ -172,9 +147,12 @@ func (a *App) buildModel(m *Model, defaults catalog.Model) (*catalog.Model, erro
 			return nil, fmt.Errorf("alias: %w", err)
 		}
 	}
-	built, err := a.modelDefaults(a.Prefix, m.Prefix)
+	built, err := a.modelDefaults(m.Prefix, m.Reliability)
 	if err != nil {
 		return nil, err
+	}
+	if m.Reliability != nil && m.Reliability.ConnectTimeout != 0 {
+		return nil, errors.New("connect_timeout is for all models together: give it outside of the model")
 	}
 	built.Name, built.Aliases, built.Profile = m.Name, m.Aliases, m.Routing
 	for _, e := range m.Endpoints {

@@ -27,12 +27,18 @@ func init() {
 //		}
 //		reliability {
 //			retries <number>
+//			resend_after_send on|off
+//			cooldown <duration>
 //			connect_timeout <duration>
+//			first_token_timeout <duration>
+//			idle_token_timeout <duration>
+//			total_timeout <duration>
 //		}
 //		model <name> {
 //			alias <name...>
 //			routing <profile>
 //			prefix { ... }
+//			reliability { ... }
 //			endpoint <address...> { ... }
 //		}
 //		endpoint <address...> {
@@ -81,7 +87,7 @@ func (a *App) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		case "prefix":
 			err = parsePrefix(d, &a.Prefix)
 		case "reliability":
-			err = a.parseReliability(d)
+			err = parseReliability(d, &a.Reliability)
 		case "model":
 			err = a.parseModel(d)
 		case "endpoint":

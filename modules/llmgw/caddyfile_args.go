@@ -41,32 +41,6 @@ func parsePrefix(d *caddyfile.Dispenser, into **Prefix) error {
 	return nil
 }
 
-func (a *App) parseReliability(d *caddyfile.Dispenser) error {
-	if d.NextArg() {
-		return d.ArgErr()
-	}
-	if a.Reliability == nil {
-		a.Reliability = new(Reliability)
-	}
-	for nesting := d.Nesting(); d.NextBlock(nesting); {
-		switch d.Val() {
-		case "retries":
-			n, err := intArg(d)
-			if err != nil {
-				return err
-			}
-			a.Reliability.Retries = &n
-		case "connect_timeout":
-			if err := durationArg(d, &a.Reliability.ConnectTimeout); err != nil {
-				return err
-			}
-		default:
-			return d.Errf("unknown reliability option %q: use retries or connect_timeout", d.Val())
-		}
-	}
-	return nil
-}
-
 // durationArg reads exactly one duration.
 func durationArg(d *caddyfile.Dispenser, into *caddy.Duration) error {
 	option, text := d.Val(), ""

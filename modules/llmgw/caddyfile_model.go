@@ -29,6 +29,8 @@ func (a *App) parseModel(d *caddyfile.Dispenser) error {
 			err = oneArg(d, &m.Routing)
 		case "prefix":
 			err = parsePrefix(d, &m.Prefix)
+		case "reliability":
+			err = parseReliability(d, &m.Reliability)
 		case "endpoint":
 			err = parseEndpoint(d, &m.Endpoints)
 		default:

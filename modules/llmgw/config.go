@@ -20,6 +20,9 @@ type Model struct {
 	// Overrides the app's prefix settings for this model.
 	Prefix *Prefix `json:"prefix,omitempty"`
 
+	// Overrides the app's reliability settings for this model.
+	Reliability *Reliability `json:"reliability,omitempty"`
+
 	// The replicas that serve it.
 	Endpoints []*Endpoint `json:"endpoints,omitempty"`
 }
@@ -93,8 +96,28 @@ type Reliability struct {
 	// Default: 2
 	Retries *int `json:"retries,omitempty"`
 
-	// How long making a connection may take. Default: 2s
+	// Whether one of these may come after a request was sent and its connection
+	// broke without a byte of an answer: the replica may have begun it, and
+	// generates twice then. Default: true
+	ResendAfterSend *bool `json:"resend_after_send,omitempty"`
+
+	// How long a replica that keeps failing is left alone, at most: the pause
+	// begins with 1s and doubles. Default: 15s
+	Cooldown caddy.Duration `json:"cooldown,omitempty"`
+
+	// How long making a connection may take. Only for all models together.
+	// Default: 2s
 	ConnectTimeout caddy.Duration `json:"connect_timeout,omitempty"`
+
+	// How long the first token of a stream, or the answer to any other request,
+	// may take. Default: 2m
+	FirstTokenTimeout caddy.Duration `json:"first_token_timeout,omitempty"`
+
+	// How long a replica may give nothing after that. Default: 1m
+	IdleTokenTimeout caddy.Duration `json:"idle_token_timeout,omitempty"`
+
+	// How long a request may take in all. Default: 30m
+	TotalTimeout caddy.Duration `json:"total_timeout,omitempty"`
 }
 
 // Routing is a routing profile: scorers whose weighted sum values each

@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -36,9 +35,6 @@ func (a *App) HasProfile(name string) bool { return a.runtime.Profiles[name] != 
 
 // TLSSettings returns the TLS settings that the config's endpoints use.
 func (a *App) TLSSettings() []catalog.TLS { return slices.Collect(maps.Keys(a.transport.clients)) }
-
-// ConnectTimeout returns how long making a connection to a replica may take.
-func (a *App) ConnectTimeout() time.Duration { return time.Duration(a.Reliability.ConnectTimeout) }
 
 // Exchange returns the exchange that an earlier handler opened for the
 // request, or nil.

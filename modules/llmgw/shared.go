@@ -20,6 +20,7 @@ type shared struct {
 	fleet   *fleet.Fleet
 	scraper *scrape.Manager
 	budget  *exchange.Budget
+	retry   *exchange.RetryBudget
 	metrics *metrics
 }
 
@@ -34,7 +35,7 @@ const sharedKey = "llmgw"
 func holdShared() (*shared, error) {
 	v, _, err := pool.LoadOrNew(sharedKey, func() (caddy.Destructor, error) {
 		f, b := fleet.New(now), exchange.NewBudget(bodyBudget)
-		return &shared{fleet: f, budget: b, scraper: scrape.New(logger, now), metrics: newMetrics(f, b)}, nil
+		return &shared{fleet: f, budget: b, retry: exchange.NewRetryBudget(), scraper: scrape.New(logger, now), metrics: newMetrics(f, b)}, nil
 	})
 	if err != nil {
 		return nil, err

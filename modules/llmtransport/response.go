@@ -2,7 +2,6 @@ package llmtransport
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"io"
 	"mime"
@@ -11,13 +10,15 @@ import (
 	"strings"
 	"time"
 
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+
 	"github.com/llmgw/llmgw/modules/internal/exchange"
 	"github.com/llmgw/llmgw/modules/internal/openai"
 )
 
 // answered prepares a replica's answer for the client: headers, errors, and
 // what watches the body go by.
-func answered(x *exchange.Exchange, res *http.Response) *http.Response {
+func answered(x *exchange.Exchange, watch *exchange.Watch, res *http.Response) (*http.Response, error) {
 	at := x.Runtime().Now()
 	if e := x.Endpoint(); e != nil && res.StatusCode < 500 {
 		e.Replica.Health.Answered()
@@ -25,8 +26,11 @@ func answered(x *exchange.Exchange, res *http.Response) *http.Response {
 	x.Record(func(r *exchange.Result) { r.Headers, r.Status = at, res.StatusCode })
 	if res.StatusCode == http.StatusSwitchingProtocols {
 		setHeaders(x, res)
-		return res // from here on it is a tunnel
+		watch.Release()
+		x.Succeeded()
+		return res, nil // from here on it is a tunnel
 	}
+	res.Body = watch.Body(res.Body)
 	if res.StatusCode >= 300 {
 		return refused(x, res)
 	}
@@ -42,18 +46,24 @@ func answered(x *exchange.Exchange, res *http.Response) *http.Response {
 		tap := openai.NewTap(res.Body, openai.TapOptions{
 			WithholdUsage: x.InjectsUsage(), WithholdDone: true, RequireEnd: true,
 			BreakEvent: breakEvent(x.Route),
-			OnFirst:    func() { x.Record(func(r *exchange.Result) { r.FirstToken = x.Runtime().Now() }) },
+			OnFirst: func() {
+				watch.First()
+				x.Succeeded()
+				x.Record(func(r *exchange.Result) { r.FirstToken = x.Runtime().Now() })
+			},
 		})
 		w.ReadCloser, w.result = tap, tap.Result
 		eventStream(res)
 	case jsonType:
+		watch.First()
 		unary := openai.NewUnary(res.Body)
 		w.ReadCloser, w.result = unary, unary.Result
 	default:
+		watch.First()
 		w.ReadCloser = res.Body
 	}
 	res.Body = w
-	return res
+	return res, nil
 }
 
 // mediaType returns the bare media type. What engines send as a rule needs no
@@ -127,8 +137,12 @@ const maxError = 64 << 10
 // errorTimeout bounds the reading of an engine's error body.
 const errorTimeout = 5 * time.Second
 
-// refused turns an engine's error into OpenAI's shape.
-func refused(x *exchange.Exchange, res *http.Response) *http.Response {
+// errRefused makes Caddy ask for another replica.
+var errRefused = reverseproxy.NewDialError(errors.New("the replica refused the request"))
+
+// refused turns an engine's error into OpenAI's shape, or sends the request to
+// another replica.
+func refused(x *exchange.Exchange, res *http.Response) (*http.Response, error) {
 	stop := time.AfterFunc(errorTimeout, func() { res.Body.Close() })
 	// What could be read of it is the best there is.
 	body, _ := io.ReadAll(io.LimitReader(res.Body, maxError))
@@ -147,6 +161,15 @@ func refused(x *exchange.Exchange, res *http.Response) *http.Response {
 	if ep := x.Endpoint(); ep != nil && ep.APIKey != "" {
 		e.Message = strings.ReplaceAll(e.Message, ep.APIKey, "[redacted]")
 	}
+	retryAfter := res.Header["Retry-After"]
+	if len(retryAfter) > 0 {
+		if n, err := strconv.ParseUint(retryAfter[0], 10, 16); err == nil {
+			e.RetryAfter = time.Duration(n) * time.Second
+		}
+	}
+	if x.Refusal(e) {
+		return nil, errRefused
+	}
 	outcome := exchange.OutcomeClientError
 	if e.Status >= 500 || e.Status == http.StatusTooManyRequests {
 		outcome = exchange.OutcomeEngineError
@@ -155,96 +178,14 @@ func refused(x *exchange.Exchange, res *http.Response) *http.Response {
 	x.Finish(outcome)
 
 	text := append(e.AppendJSON(nil, x.Route.Anthropic), '\n')
-	retry := res.Header["Retry-After"]
 	res.StatusCode, res.Status = e.Status, strconv.Itoa(e.Status)+" "+http.StatusText(e.Status)
 	res.Header = http.Header{"Content-Type": {jsonType}, "Content-Length": {strconv.Itoa(len(text))}}
-	if len(retry) > 0 {
-		res.Header["Retry-After"] = retry
+	if len(retryAfter) > 0 {
+		res.Header["Retry-After"] = retryAfter
 	}
 	res.ContentLength = int64(len(text))
 	res.Body = io.NopCloser(bytes.NewReader(text))
 	res.Trailer = nil
 	setHeaders(x, res)
-	return res
-}
-
-// breakEvent returns what a client of the route reads when its stream breaks
-// off. The Responses and Messages APIs name their events.
-func breakEvent(route *exchange.Route) func(error) []byte {
-	if route.Usage {
-		return openai.StreamBroken
-	}
-	return namedBreak
-}
-
-func namedBreak(error) []byte {
-	e := openai.NewError(http.StatusBadGateway, "", openai.CodeStreamBroken, "the replica broke off the stream")
-	return append(e.AppendJSON([]byte("event: error\ndata: "), true), "\n\n"...)
-}
-
-// watched is an answer's body on its way to the client. What it saw goes into
-// the exchange when it is closed, which Caddy does however the copy ended.
-type watched struct {
-	io.ReadCloser
-	x      *exchange.Exchange
-	result func() openai.Result // nil for what is neither events nor JSON
-	err    error                // the first one of Read
-	closed bool
-}
-
-// Read implements io.Reader.
-func (w *watched) Read(p []byte) (int, error) {
-	n, err := w.ReadCloser.Read(p)
-	if err == nil {
-		return n, nil
-	}
-	if errors.Is(err, io.EOF) && w.cut() {
-		err = io.ErrUnexpectedEOF
-	}
-	if w.err == nil {
-		w.err = err
-	}
-	return n, err
-}
-
-// cut reports whether an answer that seems to have ended lacks its end.
-func (w *watched) cut() bool {
-	if w.result == nil {
-		return false
-	}
-	seen := w.result()
-	return !seen.Complete && !seen.ErrorFrame && !seen.Aborted
-}
-
-// Close implements io.Closer.
-func (w *watched) Close() error {
-	if w.closed {
-		return nil
-	}
-	w.closed = true
-	var seen openai.Result
-	if w.result != nil {
-		seen = w.result()
-	} else {
-		seen.Complete = errors.Is(w.err, io.EOF)
-	}
-	w.x.Record(func(r *exchange.Result) {
-		r.Usage, r.UsageKnown, r.Events = seen.Usage, seen.HaveUsage, int(seen.Events)
-	})
-	w.x.Finish(w.outcome(seen))
-	return w.ReadCloser.Close()
-}
-
-func (w *watched) outcome(seen openai.Result) exchange.Outcome {
-	switch {
-	case seen.ErrorFrame || seen.Aborted:
-		return exchange.OutcomeEngineError
-	case seen.Complete, seen.Done:
-		// A client may leave at the end mark, without waiting for the last byte.
-		return exchange.OutcomeOK
-	case w.err == nil || errors.Is(w.err, context.Canceled):
-		// Nobody read it to its end: the client is gone.
-		return exchange.OutcomeCancelled
-	}
-	return exchange.OutcomeBroken
+	return res, nil
 }

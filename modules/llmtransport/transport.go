@@ -6,6 +6,7 @@ package llmtransport
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"syscall"
@@ -117,11 +118,13 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 			res.Sent = sent
 		}
 	})
-	res, err := t.send(x, r)
+	watch := x.Watch(r.Context())
+	res, err := t.send(x, r.WithContext(watch.Context()))
 	if err != nil {
-		return nil, failed(r.Context(), x, err)
+		defer watch.Stop()
+		return nil, failed(r.Context(), x, watch, err)
 	}
-	return answered(x, res), nil
+	return answered(x, watch, res)
 }
 
 // send makes the round trip on the fast path, or with Caddy's own transport
@@ -137,28 +140,31 @@ func (t *Transport) send(x *exchange.Exchange, r *http.Request) (*http.Response,
 	return t.byTLS[catalog.TLS{}].RoundTrip(r)
 }
 
-// failed notes what a round trip without an answer means.
-func failed(ctx context.Context, x *exchange.Exchange, err error) error {
+// failed notes what a round trip without an answer means. The error that it
+// returns is a DialError, by which Caddy asks for another replica, or ends the
+// request.
+func failed(ctx context.Context, x *exchange.Exchange, watch *exchange.Watch, err error) error {
 	if ctx.Err() != nil {
 		x.Finish(exchange.OutcomeCancelled)
 		return context.Canceled
 	}
+	var retry bool
+	cause := watch.Cause()
 	switch {
+	case cause != nil:
+		x.TimedOut(cause)
 	case isShortage(err):
 		x.Fail(exchange.FailWith(exchange.ErrBusy, err, "the gateway has no connection to spare: try again in a moment"))
-		return err
 	case isDial(err):
-		if e := x.Endpoint(); e != nil {
-			e.Replica.Health.ConnectFailed("connect: " + err.Error())
-		}
-		x.Fail(exchange.FailWith(exchange.ErrReplica, err, "the replica could not be reached"))
-		return reverseproxy.NewDialError(err)
-	case isBreak(err):
-		x.Fail(exchange.FailWith(exchange.ErrReplica, err, "the replica closed the connection before it answered"))
+		retry = x.ConnectFailed(err)
 	default:
-		x.Fail(exchange.FailWith(exchange.ErrReplica, err, "the replica gave no valid answer"))
+		retry = x.BrokeOff(err, isBreak(err))
 	}
-	return err
+	if retry {
+		return reverseproxy.NewDialError(err)
+	}
+	// Caddy must not take it for a DialError, whatever it was.
+	return fmt.Errorf("%w: %v", exchange.ErrReplica, err) //nolint:errorlint // its kind is what is hidden
 }
 
 // isShortage reports whether this machine, not the replica, is the reason.

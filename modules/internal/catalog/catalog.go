@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/llmgw/llmgw/modules/internal/fleet"
 	"github.com/llmgw/llmgw/modules/schedule"
@@ -57,6 +58,21 @@ func (e *Endpoint) Served(m *Model) string {
 	return m.Name
 }
 
+// Reliability is what happens when a replica fails.
+type Reliability struct {
+	// Retries is how many further replicas a request may be sent to.
+	Retries int
+	// ResendAfterSend allows one of these after a request was sent and its
+	// connection broke without an answer: the replica may have begun it.
+	ResendAfterSend bool
+	// Cooldown is how long a replica that keeps failing is left alone at most.
+	Cooldown time.Duration
+	// FirstToken bounds the wait for the first token of a stream, or for the
+	// answer of any other request; IdleToken that between two tokens; Total the
+	// whole request.
+	FirstToken, IdleToken, Total time.Duration
+}
+
 // Model is a logical model. Immutable but for its sequence.
 type Model struct {
 	// Name is the logical name, Aliases are other names for it.
@@ -71,6 +87,8 @@ type Model struct {
 	SessionLoad   float64
 	// TargetWaiting and KVCeiling are what fills a replica.
 	TargetWaiting, KVCeiling float64
+	// Reliability is what happens when a replica fails.
+	Reliability Reliability
 	// Endpoints serve it.
 	Endpoints []*Endpoint
 

@@ -25,6 +25,8 @@ var (
 	ErrUnavailable = errors.New("no replica available")
 	// ErrReplica is a replica that could not be reached or did not answer.
 	ErrReplica = errors.New("replica failed")
+	// ErrTimeout is a replica that took too long.
+	ErrTimeout = errors.New("timeout")
 	// ErrDenied is a client without a valid key.
 	ErrDenied = errors.New("not authenticated")
 	// ErrPath and ErrMethod are requests to no endpoint.
@@ -55,6 +57,7 @@ var classes = []struct {
 	{ErrBusy, "busy", http.StatusServiceUnavailable, "", "gateway_busy", time.Second},
 	{ErrUnavailable, "no_replica", http.StatusServiceUnavailable, "", "no_replica_available", retryUnavailable},
 	{ErrReplica, "replica_failed", http.StatusBadGateway, "", "replica_failed", time.Second},
+	{ErrTimeout, "timeout", http.StatusGatewayTimeout, "", "replica_timeout", 0},
 	{ErrDenied, "denied", http.StatusUnauthorized, "", "invalid_api_key", 0},
 	{ErrPath, "unknown_path", http.StatusNotFound, "", "unknown_path", 0},
 	{ErrMethod, "wrong_method", http.StatusMethodNotAllowed, "", "method_not_allowed", 0},

@@ -28,6 +28,7 @@ func TestAnswerAndLabel(t *testing.T) {
 		{ErrBusy, 503, openai.TypeServer, "", "gateway_busy", time.Second, "busy"},
 		{ErrUnavailable, 503, openai.TypeServer, "", "no_replica_available", 5 * time.Second, "no_replica"},
 		{ErrReplica, 502, openai.TypeServer, "", "replica_failed", time.Second, "replica_failed"},
+		{ErrTimeout, 504, openai.TypeServer, "", "replica_timeout", 0, "timeout"},
 		{ErrDenied, 401, openai.TypeAuthentication, "", "invalid_api_key", 0, "denied"},
 		{ErrPath, 404, openai.TypeInvalidRequest, "", "unknown_path", 0, "unknown_path"},
 		{ErrMethod, 405, openai.TypeInvalidRequest, "", "method_not_allowed", 0, "wrong_method"},
@@ -57,8 +58,8 @@ func TestAnswerAndLabel(t *testing.T) {
 			}
 		})
 	}
-	if len(classes) != 11 {
-		t.Errorf("%d classes, 11 in this table", len(classes))
+	if len(classes) != 12 {
+		t.Errorf("%d classes, 12 in this table", len(classes))
 	}
 }
 

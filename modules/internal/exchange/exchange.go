@@ -55,6 +55,7 @@ type Exchange struct {
 	holds  bool // of what rt needs
 	header http.Header
 	failed bool // no replica was left
+	resent bool // after a connection broke without an answer
 
 	// mu guards what follows, and the body, the budget and the writing of
 	// Model above, against End.

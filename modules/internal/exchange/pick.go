@@ -75,8 +75,11 @@ func (x *Exchange) pick() (*catalog.Endpoint, error) {
 		x.slot.Release()
 		x.endpoint = nil
 	}
-	if x.attempts > x.rt.Retries {
+	if x.attempts > x.Model.Reliability.Retries {
 		return nil, x.exhausted(nil)
+	}
+	if x.attempts == 0 {
+		x.rt.Retry.Deposit()
 	}
 	d := pipeline.NewDecision()
 	defer d.Free()

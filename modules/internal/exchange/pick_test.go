@@ -109,7 +109,7 @@ func TestR03_OvertakenDecisionIsMadeAnew(t *testing.T) {
 // none left, the cause of the last attempt is what the client is told.
 func TestRetriesExcludeTheTried(t *testing.T) {
 	w := newWorld(t, fourReplicas...)
-	w.Retries = 10
+	w.Catalog.Resolve("m").Reliability.Retries = 10
 	x := w.ask(t, chatBody)
 	var picked []string
 	for i := range fourReplicas {
@@ -160,7 +160,7 @@ func TestPickClearsTheCause(t *testing.T) {
 func TestRetriesAreLimited(t *testing.T) {
 	for _, retries := range []int{0, 1, 2} {
 		w := newWorld(t, fourReplicas...)
-		w.Retries = retries
+		w.Catalog.Resolve("m").Reliability.Retries = retries
 		x := w.ask(t, chatBody)
 		for range retries + 1 {
 			mustPick(t, x)
@@ -184,7 +184,7 @@ func TestRetryWithoutACause(t *testing.T) {
 		t.Errorf("the only replica again, or %v", x.Err())
 	}
 	w = newWorld(t, fourReplicas...)
-	w.Retries = 0
+	w.Catalog.Resolve("m").Reliability.Retries = 0
 	x = w.ask(t, chatBody)
 	mustPick(t, x)
 	if x.Pick() != nil || !errors.Is(x.Err(), ErrReplica) || Answer(x.Err()).Status != 502 {

@@ -17,8 +17,8 @@ type Runtime struct {
 	// models and keys that name none.
 	Profiles       map[string]*pipeline.Profile
 	DefaultProfile string
-	// Retries is how many further replicas a request may be sent to.
-	Retries int
+	// Retry keeps retries from multiplying an outage.
+	Retry *RetryBudget
 	// Budget bounds the bytes of all request bodies in flight.
 	Budget *Budget
 	// Hold, unless nil, keeps alive what exchanges need, until Release; it

@@ -60,6 +60,12 @@ func newWorld(t testing.TB, addresses ...string) *world {
 // serve replaces the catalog.
 func (w *world) serve(t testing.TB, learning []*catalog.Endpoint, models ...*catalog.Model) {
 	t.Helper()
+	for _, m := range models {
+		m.Reliability = catalog.Reliability{
+			Retries: 2, ResendAfterSend: true, Cooldown: 15 * time.Second,
+			FirstToken: time.Minute, IdleToken: time.Minute, Total: time.Hour,
+		}
+	}
 	c, err := catalog.New(models, learning, catalog.Model{TargetWaiting: 4, KVCeiling: 0.9})
 	if err != nil {
 		t.Fatal(err)
@@ -70,7 +76,7 @@ func (w *world) serve(t testing.TB, learning []*catalog.Endpoint, models ...*cat
 			"chat":  chat(),
 			"debug": {Name: "debug", PickerName: "round_robin", Picker: schedule.RoundRobin{}},
 		},
-		DefaultProfile: "chat", Retries: 2, Budget: NewBudget(1 << 30), Now: time.Now,
+		DefaultProfile: "chat", Retry: NewRetryBudget(), Budget: NewBudget(1 << 30), Now: time.Now,
 		Hold:    func() bool { w.lock(func() { w.opened++ }); return true },
 		Release: func() {},
 		Ended:   func(x *Exchange) { w.lock(func() { w.ended = append(w.ended, x) }) },

@@ -23,8 +23,10 @@ type Replica struct {
 	// URL is the base URL of its API.
 	URL *url.URL
 
-	// Health says whether it can be reached.
-	Health Health
+	// Health says whether it can be reached, Breaker whether it is let alone for
+	// a while.
+	Health  Health
+	Breaker Breaker
 
 	now      func() time.Time
 	hash     uint64
@@ -107,6 +109,7 @@ var neverScraped = Stats{Waiting: schedule.Unknown, Running: schedule.Unknown, K
 func (r *Replica) Restarted() {
 	r.stats.Store(nil)
 	r.batch.Store(0)
+	r.Breaker.Reset()
 }
 
 // SetModels stores the names that the engine serves, as /v1/models lists them.
@@ -150,11 +153,16 @@ func (r *Replica) PendingTokens() int64 { return r.pending.Load() }
 func (r *Replica) Completed() { r.drain.add(r.now()) }
 
 // State returns whether it may be given work, and why not.
-func (r *Replica) State() schedule.State {
+func (r *Replica) State() schedule.State { return r.state(r.now()) }
+
+func (r *Replica) state(now time.Time) schedule.State {
 	if r.draining.Load() {
 		return schedule.Draining
 	}
-	return r.Health.State()
+	if s := r.Health.State(); s != schedule.Ready {
+		return s
+	}
+	return r.Breaker.State(now)
 }
 
 // Fill writes the replica's facts into a candidate, leaving Pool, Priority and
@@ -162,7 +170,7 @@ func (r *Replica) State() schedule.State {
 func (r *Replica) Fill(c *schedule.Replica, now time.Time) {
 	s := r.Stats()
 	c.ID, c.Hash = r.ID, r.hash
-	c.State = r.State()
+	c.State = r.state(now)
 	c.Stale = s.Failed != ""
 	c.Waiting, c.Running, c.KVUsage = s.Waiting, s.Running, s.KVUsage
 	if now.Sub(s.At) > StatsMaxAge {
@@ -176,42 +184,6 @@ func (r *Replica) Fill(c *schedule.Replica, now time.Time) {
 	c.Inflight = int(r.inflight.Load())
 	c.PendingTokens = r.pending.Load()
 }
-
-// Slot counts one request on a replica. The zero Slot counts none. Not for
-// concurrent use; the replica's counters are.
-type Slot struct {
-	replica *Replica
-	tokens  int64
-}
-
-// Take counts a request of so many estimated tokens, if the replica still has
-// the in-flight that a decision saw; seen below 0 means whatever it has. It
-// returns false, and counts nothing, if another request came or went in
-// between: then decide anew. So simultaneous requests cannot all choose the
-// replica that was idle a moment ago, and none waits for a lock.
-func (r *Replica) Take(seen int, tokens int64) (Slot, bool) {
-	if seen < 0 {
-		r.inflight.Add(1)
-	} else if !r.inflight.CompareAndSwap(int64(seen), int64(seen)+1) {
-		return Slot{}, false
-	}
-	r.pending.Add(tokens)
-	return Slot{replica: r, tokens: tokens}, true
-}
-
-// Release gives the slot back. Releasing it again, or a zero Slot, does
-// nothing.
-func (s *Slot) Release() {
-	if s.replica == nil {
-		return
-	}
-	s.replica.inflight.Add(-1)
-	s.replica.pending.Add(-s.tokens)
-	s.replica = nil
-}
-
-// Held reports whether the slot counts on a replica now.
-func (s *Slot) Held() bool { return s.replica != nil }
 
 // drainWindow is the span over which completions are counted, in seconds.
 const drainWindow = 30

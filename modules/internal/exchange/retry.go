@@ -1,0 +1,89 @@
+package exchange
+
+import (
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/time/rate"
+)
+
+// The retry budget: a fifth of the requests may be retries, and ten a second
+// besides, so that a quiet gateway can retry at all. The shape is Finagle's.
+const (
+	retryShare   = 0.2
+	retryFloor   = 10
+	retrySavings = 100
+)
+
+// RetryBudget keeps retries from multiplying an outage: when everything fails,
+// each request would otherwise become several. Safe for concurrent use.
+type RetryBudget struct {
+	saved atomic.Int64 // in thousandths of a retry
+	floor *rate.Limiter
+}
+
+// NewRetryBudget returns a budget with nothing saved.
+func NewRetryBudget() *RetryBudget {
+	return &RetryBudget{floor: rate.NewLimiter(retryFloor, retryFloor)}
+}
+
+// Deposit notes a request.
+func (b *RetryBudget) Deposit() {
+	if b.saved.Load() < retrySavings*1000 {
+		b.saved.Add(retryShare * 1000)
+	}
+}
+
+// Take takes one retry, or returns false if there is none.
+func (b *RetryBudget) Take(now time.Time) bool {
+	for {
+		saved := b.saved.Load()
+		if saved < 1000 {
+			return b.floor.AllowN(now, 1)
+		}
+		if b.saved.CompareAndSwap(saved, saved-1000) {
+			return true
+		}
+	}
+}
+
+// MayRetry takes the right to send the request to another replica, if it has
+// not been sent to as many as it may and the budget allows it.
+func (x *Exchange) MayRetry() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.attempts <= x.Model.Reliability.Retries && x.rt.Retry.Take(x.rt.Now())
+}
+
+// MayResend does so for a request whose connection broke without an answer: that
+// is allowed once, and only where the config does not forbid it.
+func (x *Exchange) MayResend() bool {
+	x.mu.Lock()
+	allowed := x.Model.Reliability.ResendAfterSend && !x.resent
+	x.resent = x.resent || allowed
+	x.mu.Unlock()
+	return allowed && x.MayRetry()
+}
+
+// Succeeded notes that the current replica answered well, or with an error that
+// the client is to blame for.
+func (x *Exchange) Succeeded() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.slot.Succeeded()
+}
+
+// Refused notes that the current replica asked for less work, for so long if it
+// said how long.
+func (x *Exchange) Refused(reason string, asked time.Duration) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.slot.Refused(reason, asked, x.Model.Reliability.Cooldown)
+}
+
+// ReplicaFailed notes that the current replica failed.
+func (x *Exchange) ReplicaFailed(reason string) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.slot.Failed(reason, x.Model.Reliability.Cooldown)
+}

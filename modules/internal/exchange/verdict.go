@@ -1,0 +1,64 @@
+package exchange
+
+import (
+	"net/http"
+	"strings"
+
+	"github.com/llmgw/llmgw/modules/internal/openai"
+)
+
+// ConnectFailed notes that the current replica could not be reached, so that
+// nothing was sent. It returns whether the request may go to another one.
+func (x *Exchange) ConnectFailed(err error) (retry bool) {
+	if e := x.Endpoint(); e != nil {
+		e.Replica.Health.ConnectFailed("connect: " + err.Error())
+	}
+	x.Fail(FailWith(ErrReplica, err, "the replica could not be reached"))
+	return x.MayRetry()
+}
+
+// BrokeOff notes that no answer came over the connection to the current
+// replica: not one byte of it, if silent, else none that makes sense. It
+// returns whether the request may go to another one.
+func (x *Exchange) BrokeOff(err error, silent bool) (retry bool) {
+	if !silent {
+		x.ReplicaFailed("no valid answer")
+		x.Fail(FailWith(ErrReplica, err, "the replica gave no valid answer"))
+		return false
+	}
+	x.ReplicaFailed("connection broke before the answer")
+	x.Fail(FailWith(ErrReplica, err, "the replica closed the connection before it answered"))
+	return x.MayResend()
+}
+
+// TimedOut notes that the current replica took too long. Such a request is
+// never sent again: it may be running.
+func (x *Exchange) TimedOut(cause error) {
+	x.ReplicaFailed(cause.Error())
+	x.Fail(cause)
+}
+
+// Refusal notes an answer that is an error. It returns whether the request may
+// go to another replica; the error is kept for the case that there is none.
+func (x *Exchange) Refusal(e *openai.Error) (retry bool) {
+	switch {
+	case e.Status == http.StatusServiceUnavailable, e.Status == http.StatusTooManyRequests, nothingStarted(e):
+		x.Refused("status "+http.StatusText(e.Status), e.RetryAfter)
+		if x.MayRetry() {
+			x.Fail(e)
+			return true
+		}
+	case e.Status >= http.StatusInternalServerError && e.Status != http.StatusNotImplemented:
+		x.ReplicaFailed("status " + http.StatusText(e.Status))
+	default:
+		x.Succeeded() // it is the client's own fault
+	}
+	return false
+}
+
+// nothingStarted knows the answers, other than 503 and 429, by which an engine
+// says that it did not begin the request: vLLM answers 500 while it shuts down
+// and lets what it has finish.
+func nothingStarted(e *openai.Error) bool {
+	return e.Status == http.StatusInternalServerError && strings.Contains(e.Message, "cannot schedule new futures after shutdown")
+}

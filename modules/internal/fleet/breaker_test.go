@@ -1,0 +1,196 @@
+package fleet
+
+import (
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/llmgw/llmgw/modules/schedule"
+)
+
+const cooldown = 15 * time.Second
+
+// send takes a slot if the replica is ready.
+func send(r *Replica) (Slot, bool) {
+	if r.State() != schedule.Ready {
+		return Slot{}, false
+	}
+	return r.Take(-1, 1)
+}
+
+// TestR13_BreakerClosesAgain: ten failures, a failing probe, then successes.
+func TestR13_BreakerClosesAgain(t *testing.T) {
+	c := newClock()
+	r := hold(t, c)
+	for range 10 {
+		if s, ok := send(r); ok {
+			s.Failed("500", cooldown)
+			s.Release()
+		}
+	}
+	if reason, since := r.Breaker.Reason(); r.State() != schedule.Cooling || reason != "500" || !since.Equal(c.now()) {
+		t.Fatalf("state %s, reason %q since %v", r.State(), reason, since)
+	}
+	for _, pause := range []time.Duration{time.Second, 2 * time.Second, 4 * time.Second, 8 * time.Second, 15 * time.Second, 15 * time.Second} {
+		c.advance(pause - time.Millisecond)
+		if _, ok := send(r); ok {
+			t.Fatalf("a request got through before %v were over", pause)
+		}
+		c.advance(time.Millisecond)
+		s, ok := send(r)
+		if !ok {
+			t.Fatalf("no request got through after %v", pause)
+		}
+		// One at a time: as long as this one is under way there is no other.
+		if _, ok := send(r); ok || r.State() != schedule.Cooling {
+			t.Fatal("a second request got through")
+		}
+		s.Failed("500", cooldown)
+		s.Release()
+	}
+	c.advance(cooldown)
+	s, ok := send(r)
+	if !ok {
+		t.Fatal("no request got through")
+	}
+	s.Succeeded()
+	s.Release()
+	if reason, _ := r.Breaker.Reason(); r.State() != schedule.Ready || reason != "" || r.Inflight() != 0 {
+		t.Errorf("after a success: %s, %q, %d in flight", r.State(), reason, r.Inflight())
+	}
+	// And it starts from the first pause again.
+	s, _ = send(r)
+	s.Refused("503", 0, cooldown)
+	s.Release()
+	c.advance(firstPause)
+	if r.State() != schedule.Ready {
+		t.Error("the pause did not start anew")
+	}
+}
+
+func TestBreakerOpensOnRefusalAtOnce(t *testing.T) {
+	for asked, want := range map[time.Duration]time.Duration{0: time.Second, 7 * time.Second: 7 * time.Second, time.Hour: cooldown} {
+		c := newClock()
+		r := hold(t, c)
+		s, _ := send(r)
+		s.Refused("429", asked, cooldown)
+		s.Release()
+		c.advance(want - time.Millisecond)
+		if r.State() != schedule.Cooling {
+			t.Errorf("asked for %v: back too early", asked)
+		}
+		c.advance(time.Millisecond)
+		if r.State() != schedule.Ready {
+			t.Errorf("asked for %v: not back after %v", asked, want)
+		}
+	}
+}
+
+func TestBreakerCountsFailuresInARow(t *testing.T) {
+	c := newClock()
+	r := hold(t, c)
+	for range 20 {
+		for range failuresToOpen - 1 {
+			s, _ := send(r)
+			s.Failed("reset", cooldown)
+			s.Release()
+		}
+		s, ok := send(r)
+		if !ok {
+			t.Fatal("it opened although successes came between")
+		}
+		s.Succeeded()
+		s.Release()
+	}
+}
+
+// Requests that were under way when the breaker opened neither close it nor
+// lengthen the pause.
+func TestBreakerIgnoresWhatWasUnderWay(t *testing.T) {
+	c := newClock()
+	r := hold(t, c)
+	var slots []Slot
+	for range 6 {
+		s, _ := send(r)
+		slots = append(slots, s)
+	}
+	slots[0].Refused("503", 0, cooldown)
+	for i := range slots[1:5] {
+		slots[1+i].Refused("503", 0, cooldown)
+	}
+	slots[5].Succeeded()
+	if r.State() != schedule.Cooling {
+		t.Error("a late success closed it")
+	}
+	c.advance(firstPause)
+	if r.State() != schedule.Ready {
+		t.Error("late refusals made the pause longer")
+	}
+	for i := range slots {
+		slots[i].Release()
+	}
+}
+
+func TestAbandonedProbeLetsTheNextThrough(t *testing.T) {
+	c := newClock()
+	r := hold(t, c)
+	s, _ := send(r)
+	s.Refused("503", 0, cooldown)
+	s.Release()
+	c.advance(firstPause)
+	s, _ = send(r)
+	s.Release() // the client left
+	if s, ok := send(r); !ok {
+		t.Error("no further request got through")
+	} else {
+		s.Succeeded()
+		s.Release()
+	}
+	if r.State() != schedule.Ready {
+		t.Errorf("state %s", r.State())
+	}
+	s, _ = send(r)
+	s.Refused("503", 0, cooldown)
+	s.Release()
+	r.Restarted()
+	if r.State() != schedule.Ready {
+		t.Error("a new process inherits the pause")
+	}
+}
+
+func TestBreakerConcurrently(t *testing.T) {
+	r, release := New(nil).Hold(mustURL(t, "gpu1:8000"))
+	defer release()
+	var probes atomic.Int32
+	var wg sync.WaitGroup
+	for worker := range 8 {
+		wg.Go(func() {
+			for i := range 500 {
+				s, ok := send(r)
+				if !ok {
+					continue
+				}
+				if s.probe {
+					if probes.Add(1) > 1 {
+						t.Error("two probes at once")
+					}
+					probes.Add(-1)
+				}
+				switch (worker + i) % 4 {
+				case 0:
+					s.Refused("503", 0, time.Nanosecond)
+				case 1:
+					s.Failed("500", time.Nanosecond)
+				case 2:
+					s.Succeeded()
+				}
+				s.Release()
+			}
+		})
+	}
+	wg.Wait()
+	if r.Inflight() != 0 || r.PendingTokens() != 0 {
+		t.Errorf("%d in flight, %d tokens", r.Inflight(), r.PendingTokens())
+	}
+}
