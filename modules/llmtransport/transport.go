@@ -155,6 +155,8 @@ func failed(ctx context.Context, x *exchange.Exchange, watch *exchange.Watch, er
 		x.TimedOut(cause)
 	case isShortage(err):
 		x.Fail(exchange.FailWith(exchange.ErrBusy, err, "the gateway has no connection to spare: try again in a moment"))
+	case isOwn(err):
+		x.Fail(fmt.Errorf("%w: %w", exchange.ErrInternal, err))
 	case isDial(err):
 		retry = x.ConnectFailed(err)
 	default:
@@ -175,6 +177,13 @@ func isShortage(err error) bool {
 		}
 	}
 	return false
+}
+
+// isOwn reports whether the request was not fit to be sent, which no replica is
+// to blame for.
+func isOwn(err error) bool {
+	fast, ok := errors.AsType[*h1.Error](err)
+	return ok && (fast.Op == h1.OpRequest || fast.Op == h1.OpBody)
 }
 
 // isBreak reports whether the connection ended without a byte of an answer.

@@ -262,7 +262,12 @@ func (x *Exchange) Direct(r *http.Request) bool {
 		return false
 	}
 	r.Body = io.NopCloser(spliced.NewReader())
-	r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(spliced.NewReader()), nil }
+	// The body to be had again is what lets a transport send a request anew on
+	// its own, where a kept connection turned out to be closed.
+	r.GetBody = nil
+	if x.Model.Reliability.ResendAfterSend {
+		r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(spliced.NewReader()), nil }
+	}
 	r.ContentLength = spliced.Len()
 	// Go keeps the client's Content-Length in the header map and sends its own
 	// from the field: two of them make strict engines refuse the request.

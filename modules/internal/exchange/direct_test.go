@@ -172,3 +172,18 @@ func TestDirectWithoutAPick(t *testing.T) {
 		t.Error("a request without a replica was directed")
 	}
 }
+
+// The body can be had again only where the config allows a request to be sent
+// again: a transport would otherwise do so on its own.
+func TestDirectGivesTheBodyAgainOnlyIfAllowed(t *testing.T) {
+	for _, allowed := range []bool{true, false} {
+		x, r := direct(t, newRequest(`{"model":"m"}`), &catalog.Endpoint{}, nil)
+		x.Model.Reliability.ResendAfterSend = allowed
+		if !x.Direct(r) {
+			t.Fatal(x.Err())
+		}
+		if got := r.GetBody != nil; got != allowed {
+			t.Errorf("allowed %v, the body can be had again: %v", allowed, got)
+		}
+	}
+}
