@@ -24,74 +24,69 @@ func namedBreak(error) []byte {
 	return append(e.AppendJSON([]byte("event: error\ndata: "), true), "\n\n"...)
 }
 
-// watched is an answer's body on its way to the client. What it saw goes into
-// the exchange when it is closed, which Caddy does however the copy ended.
-type watched struct {
-	io.ReadCloser
-	x      *exchange.Exchange
-	result func() openai.Result // nil for what is neither events nor JSON
-	err    error                // the first one of Read
-	closed bool
-}
-
 // Read implements io.Reader.
-func (w *watched) Read(p []byte) (int, error) {
-	n, err := w.ReadCloser.Read(p)
+func (a *attempt) Read(p []byte) (int, error) {
+	n, err := a.src.Read(p)
+	if n > 0 {
+		a.watch.Came()
+	}
 	if err == nil {
 		return n, nil
 	}
-	if errors.Is(err, io.EOF) && w.cut() {
+	if errors.Is(err, io.EOF) && a.cut() {
 		err = io.ErrUnexpectedEOF
 	}
-	if w.err == nil {
-		w.err = err
+	if a.err == nil {
+		a.err = err
 	}
 	return n, err
 }
 
 // cut reports whether an answer that seems to have ended lacks its end.
-func (w *watched) cut() bool {
-	if w.result == nil {
+func (a *attempt) cut() bool {
+	if a.result == nil {
 		return false
 	}
-	seen := w.result()
+	seen := a.result()
 	return !seen.Complete && !seen.ErrorFrame && !seen.Aborted
 }
 
-// Close implements io.Closer.
-func (w *watched) Close() error {
-	if w.closed {
+// Close implements io.Closer. What was seen goes into the exchange now: Caddy
+// closes the body however the copy ended.
+func (a *attempt) Close() error {
+	if a.closed {
 		return nil
 	}
-	w.closed = true
+	a.closed = true
 	var seen openai.Result
-	if w.result != nil {
-		seen = w.result()
+	if a.result != nil {
+		seen = a.result()
 	} else {
-		seen.Complete = errors.Is(w.err, io.EOF)
+		seen.Complete = errors.Is(a.err, io.EOF)
 	}
-	w.x.Record(func(r *exchange.Result) {
+	a.x.Record(func(r *exchange.Result) {
 		r.Usage, r.UsageKnown, r.Events = seen.Usage, seen.HaveUsage, int(seen.Events)
 	})
-	outcome := w.outcome(seen)
+	outcome := a.outcome(seen)
 	switch outcome {
 	case exchange.OutcomeOK:
-		w.x.Succeeded()
+		a.x.Succeeded()
 	case exchange.OutcomeBroken, exchange.OutcomeEngineError:
-		w.x.ReplicaFailed("answer: " + string(outcome))
+		a.x.ReplicaFailed("answer: " + string(outcome))
 	}
-	w.x.Finish(outcome)
-	return w.ReadCloser.Close()
+	a.x.Finish(outcome)
+	a.watch.Stop()
+	return a.src.Close()
 }
 
-func (w *watched) outcome(seen openai.Result) exchange.Outcome {
+func (a *attempt) outcome(seen openai.Result) exchange.Outcome {
 	switch {
 	case seen.ErrorFrame || seen.Aborted:
 		return exchange.OutcomeEngineError
 	case seen.Complete, seen.Done:
 		// A client may leave at the end mark, without waiting for the last byte.
 		return exchange.OutcomeOK
-	case w.err == nil || errors.Is(w.err, context.Canceled):
+	case a.err == nil || errors.Is(a.err, context.Canceled):
 		// Nobody read it to its end: the client is gone.
 		return exchange.OutcomeCancelled
 	}

@@ -18,20 +18,20 @@ import (
 
 // answered prepares a replica's answer for the client: headers, errors, and
 // what watches the body go by.
-func answered(x *exchange.Exchange, watch *exchange.Watch, res *http.Response) (*http.Response, error) {
-	at := x.Runtime().Now()
+func (a *attempt) answered(res *http.Response) (*http.Response, error) {
+	x, at := a.x, a.x.Runtime().Now()
 	if e := x.Endpoint(); e != nil && res.StatusCode < 500 {
 		e.Replica.Health.Answered()
 	}
 	x.Record(func(r *exchange.Result) { r.Headers, r.Status = at, res.StatusCode })
 	if res.StatusCode == http.StatusSwitchingProtocols {
 		setHeaders(x, res)
-		watch.Release()
+		a.watch.Stop()
 		x.Succeeded()
 		return res, nil // from here on it is a tunnel
 	}
-	res.Body = watch.Body(res.Body)
 	if res.StatusCode >= 300 {
+		defer a.watch.Stop()
 		return refused(x, res)
 	}
 	setHeaders(x, res)
@@ -40,30 +40,42 @@ func answered(x *exchange.Exchange, watch *exchange.Watch, res *http.Response) (
 	if e := res.Header.Get("Content-Encoding"); e != "" && e != "identity" {
 		kind = "" // asked for or not, it cannot be read
 	}
-	w := &watched{x: x}
+	a.src = res.Body
 	switch kind {
 	case eventType:
 		tap := openai.NewTap(res.Body, openai.TapOptions{
 			WithholdUsage: x.InjectsUsage(), WithholdDone: true, RequireEnd: true,
-			BreakEvent: breakEvent(x.Route),
-			OnFirst: func() {
-				watch.First()
-				x.Succeeded()
-				x.Record(func(r *exchange.Result) { r.FirstToken = x.Runtime().Now() })
-			},
+			BreakEvent: breakEvent(x.Route), OnFirst: a.firstToken,
 		})
-		w.ReadCloser, w.result = tap, tap.Result
+		a.src, a.result = tap, tap.Result
 		eventStream(res)
 	case jsonType:
-		watch.First()
+		a.watch.First(at)
+		if res.ContentLength > 0 && res.ContentLength <= serverBuffer && res.Request.ProtoAtLeast(1, 1) {
+			delete(res.Header, "Content-Length")
+		}
 		unary := openai.NewUnary(res.Body)
-		w.ReadCloser, w.result = unary, unary.Result
+		a.src, a.result = unary, unary.Result
 	default:
-		watch.First()
-		w.ReadCloser = res.Body
+		a.watch.First(at)
 	}
-	res.Body = w
+	res.Body = a
 	return res, nil
+}
+
+// serverBuffer is up to which size Go's server finds out an answer's length by
+// itself, when it sends it as a whole. It does so behind the header map, which
+// Content-Length as its ninth entry would make grow, for a tenth of all that the
+// gateway's own work costs. Not for a client of HTTP/1.0, which could not tell
+// by anything else that an answer was cut.
+const serverBuffer = 2 << 10
+
+// firstToken notes the first token of a stream.
+func (a *attempt) firstToken() {
+	now := a.x.Runtime().Now()
+	a.watch.First(now)
+	a.x.Succeeded()
+	a.x.Record(func(r *exchange.Result) { r.FirstToken = now })
 }
 
 // mediaType returns the bare media type. What engines send as a rule needs no

@@ -15,6 +15,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+	"go.uber.org/zap/zapcore"
 
 	"github.com/llmgw/llmgw/modules/internal/catalog"
 	"github.com/llmgw/llmgw/modules/internal/exchange"
@@ -36,6 +37,7 @@ type Transport struct {
 	// byTLS holds one of Caddy's transports per set of TLS settings in the
 	// config: the one without any under the zero key.
 	byTLS map[catalog.TLS]*reverseproxy.HTTPTransport
+	debug bool // somebody reads the debug log
 }
 
 // CaddyModule returns the Caddy module information.
@@ -60,6 +62,7 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 	if err != nil {
 		return err
 	}
+	t.debug = ctx.Logger().Core().Enabled(zapcore.DebugLevel)
 	t.fast = &h1.Transport{DialTimeout: app.ConnectTimeout(), IdleTimeout: idleConnTimeout, MaxIdlePerHost: maxIdlePerHost}
 	t.byTLS = make(map[catalog.TLS]*reverseproxy.HTTPTransport)
 	for _, settings := range append(app.TLSSettings(), catalog.TLS{}) {
@@ -112,47 +115,32 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	// Header operations of the route, if there are any, make Caddy copy the
 	// client's headers anew for each attempt, so this comes last.
 	x.Authorize(r.Header)
-	sent := x.Runtime().Now()
-	x.Record(func(res *exchange.Result) {
-		if res.Sent.IsZero() {
-			res.Sent = sent
-		}
-	})
-	watch := x.Watch(r.Context())
-	res, err := t.send(x, r.WithContext(watch.Context()))
+	a := &attempt{x: x}
+	res, err := a.send(t, r)
 	if err != nil {
-		defer watch.Stop()
-		return nil, failed(r.Context(), x, watch, err)
+		a.watch.Stop()
+		return nil, failed(r.Context(), x, a.watch.Cause(), err)
 	}
-	return answered(x, watch, res)
+	res, err = a.answered(res)
+	if err == nil && !t.debug && res.StatusCode != http.StatusSwitchingProtocols {
+		// Caddy writes them down now, for a debug line that nobody reads.
+		r.Header = nil
+	}
+	return res, err
 }
 
-// send makes the round trip on the fast path, or with Caddy's own transport
-// what that does not take: TLS, HTTP/2, upgrades, bodies of unknown length.
-func (t *Transport) send(x *exchange.Exchange, r *http.Request) (*http.Response, error) {
-	res, err := t.fast.RoundTrip(r)
-	if !errors.Is(err, h1.ErrUnsupported) {
-		return res, err
-	}
-	if e := x.Endpoint(); e != nil && t.byTLS[e.TLS] != nil {
-		return t.byTLS[e.TLS].RoundTrip(r)
-	}
-	return t.byTLS[catalog.TLS{}].RoundTrip(r)
-}
-
-// failed notes what a round trip without an answer means. The error that it
-// returns is a DialError, by which Caddy asks for another replica, or ends the
+// failed notes what a round trip without an answer means; limit is the time
+// limit that ended it, or nil. The error that it returns is a DialError, by which Caddy asks for another replica, or ends the
 // request.
-func failed(ctx context.Context, x *exchange.Exchange, watch *exchange.Watch, err error) error {
+func failed(ctx context.Context, x *exchange.Exchange, limit, err error) error {
 	if ctx.Err() != nil {
 		x.Finish(exchange.OutcomeCancelled)
 		return context.Canceled
 	}
 	var retry bool
-	cause := watch.Cause()
 	switch {
-	case cause != nil:
-		x.TimedOut(cause)
+	case limit != nil:
+		x.TimedOut(limit)
 	case isShortage(err):
 		x.Fail(exchange.FailWith(exchange.ErrBusy, err, "the gateway has no connection to spare: try again in a moment"))
 	case isOwn(err):

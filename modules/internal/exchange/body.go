@@ -269,9 +269,6 @@ func (x *Exchange) Direct(r *http.Request) bool {
 		r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(spliced.NewReader()), nil }
 	}
 	r.ContentLength = spliced.Len()
-	// Go keeps the client's Content-Length in the header map and sends its own
-	// from the field: two of them make strict engines refuse the request.
-	delete(r.Header, "Content-Length")
 	return true
 }
 
@@ -298,13 +295,16 @@ func (x *Exchange) Authorize(h http.Header) {
 		StripCredentials(h)
 		StripWishes(h)
 	}
-	// This attempt's replica may be another one than the last one's.
+	// Less first, then more: a ninth entry would make the map grow. A compressed
+	// stream could neither be read for usage nor be flushed event by event, and
+	// this attempt's replica may be another one than the last one's.
+	delete(h, "Accept-Encoding")
 	delete(h, "Authorization")
+	// Go keeps the client's Content-Length in the header map and sends its own
+	// from the field: two of them make strict engines refuse the request.
+	delete(h, "Content-Length")
 	if e := x.Endpoint(); e != nil && e.APIKey != "" {
 		h["Authorization"] = []string{"Bearer " + e.APIKey}
 	}
 	h["X-Request-Id"] = []string{x.ID}
-	// A compressed stream could neither be read for usage nor be flushed event
-	// by event.
-	delete(h, "Accept-Encoding")
 }

@@ -202,6 +202,17 @@ func (x *Exchange) Record(change func(*Result)) {
 	}
 }
 
+// Sending notes that the request is handed to a replica, and returns when.
+func (x *Exchange) Sending() time.Time {
+	now := x.rt.Now()
+	x.Record(func(r *Result) {
+		if r.Sent.IsZero() {
+			r.Sent = now
+		}
+	})
+	return now
+}
+
 // Result returns what became of the request so far.
 func (x *Exchange) Result() Result {
 	x.mu.Lock()

@@ -54,12 +54,12 @@ func (b *Breaker) Reason() (string, time.Time) {
 // claim takes the right to send a request. ok is false if there is none now;
 // probe is true if the request is the one that a half-open breaker lets
 // through, whose outcome it must be told.
-func (b *Breaker) claim(now time.Time) (probe, ok bool) {
+func (b *Breaker) claim(now func() time.Time) (probe, ok bool) {
 	until := b.until.Load()
 	switch {
 	case until == 0:
 		return false, true
-	case now.UnixNano() < until:
+	case now().UnixNano() < until:
 		return false, false
 	}
 	ok = b.probing.CompareAndSwap(false, true)

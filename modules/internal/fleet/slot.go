@@ -22,7 +22,7 @@ func (r *Replica) Take(seen int, tokens int64) (Slot, bool) {
 	} else if !r.inflight.CompareAndSwap(int64(seen), int64(seen)+1) {
 		return Slot{}, false
 	}
-	probe, ok := r.Breaker.claim(r.now())
+	probe, ok := r.Breaker.claim(r.now)
 	if !ok {
 		r.inflight.Add(-1)
 		return Slot{}, false

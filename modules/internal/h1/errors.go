@@ -28,7 +28,7 @@ const (
 )
 
 // Error says how far a round trip came that gave no answer. Unwrap gives the
-// cause, which is the context's error if the context has ended.
+// cause, which is the context's error if the context has ended, or the Abort's.
 type Error struct {
 	Op       string // one of the Op constants
 	Addr     string // host:port, as in the URL

@@ -19,8 +19,9 @@ type host struct {
 }
 
 // take returns an unused connection on which the server has been silent, the
-// last used one first, or nil.
-func (t *Transport) take(key string) *conn {
+// last used one first, or nil. For a request that can be sent anew it is not
+// looked at where a server has hardly closed it: the look costs a system call.
+func (t *Transport) take(key string, repeatable bool) *conn {
 	hosts := t.hosts.Load()
 	if hosts == nil {
 		return nil
@@ -29,9 +30,12 @@ func (t *Transport) take(key string) *conn {
 	if h == nil {
 		return nil
 	}
-	now, keep := time.Now(), or(t.IdleTimeout, DefaultIdleTimeout)
+	now, keep, look := time.Now(), or(t.IdleTimeout, DefaultIdleTimeout), lookAfter
+	if repeatable {
+		look = lookAfterRepeatable
+	}
 	for c := h.pop(); c != nil; c = h.pop() {
-		if unused := now.Sub(c.since); unused < lookAfter || unused < keep && c.idle() {
+		if unused := now.Sub(c.since); unused < look || unused < keep && c.idle() {
 			c.reused, c.since = true, now
 			return c
 		}
@@ -43,7 +47,10 @@ func (t *Transport) take(key string) *conn {
 // lookAfter is how long a connection must have been unused for a look at whether
 // its server has closed it to be worth a system call. Sooner than this the
 // server's word would most likely be on its way still.
-const lookAfter = time.Millisecond
+const (
+	lookAfter           = time.Millisecond
+	lookAfterRepeatable = 500 * time.Millisecond
+)
 
 // put keeps c for the next request, or closes it if there are enough.
 func (t *Transport) put(c *conn) {

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/net/http/httpguts"
 )
 
-// supported reports whether this transport makes requests like req.
-func supported(req *http.Request) bool {
+// Supports reports whether a [Transport] makes requests like req.
+func Supports(req *http.Request) bool {
 	if req.URL == nil || req.URL.Scheme != "http" || req.URL.Opaque != "" || req.Method == http.MethodConnect {
 		return false
 	}

@@ -154,7 +154,7 @@ func FuzzRequest(f *testing.F) {
 		if len(body) == 0 {
 			req.Body = nil
 		}
-		if !supported(req) {
+		if !Supports(req) {
 			return
 		}
 		b, err := appendHead(nil, req)

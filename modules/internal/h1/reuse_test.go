@@ -62,7 +62,7 @@ func TestClosedConnectionIsFoundBeforeReuse(t *testing.T) {
 			tr := newTransport(t)
 			mustOK(t, tr, newRequest(t, http.MethodPost, s.addr, "{}"))
 			c := (*tr.hosts.Load())[s.addr].conns[0]
-			c.since = c.since.Add(-lookAfter) // however fast this machine is
+			c.since = c.since.Add(-lookAfterRepeatable) // however fast this machine is
 			release()
 			eventually(t, "the client's kernel knows", func() bool { return !c.idle() })
 			mustOK(t, tr, newRequest(t, http.MethodPost, s.addr, "{}"))

@@ -86,10 +86,16 @@ type Transport struct {
 // An answer may arrive while a large body is still being sent: it is returned at
 // once. The rest of the body is then sent only if its status is below 300.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
-	if !supported(req) {
+	if !Supports(req) {
 		return nil, ErrUnsupported
 	}
-	res, err := t.try(req, req.Body, false)
+	return t.Do(req, nil)
+}
+
+// Do is RoundTrip for a request that [Supports] has found fit, with an Abort,
+// which may be nil.
+func (t *Transport) Do(req *http.Request, abort *Abort) (*http.Response, error) {
+	res, err := t.try(req, req.Body, false, abort)
 	if err == nil || !err.stale || !repeatable(req) {
 		return result(res, err)
 	}
@@ -101,7 +107,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		}
 		body = again
 	}
-	return result(t.try(req, body, true))
+	return result(t.try(req, body, true, abort))
 }
 
 // result keeps a nil *Error from becoming an error that is not nil.
@@ -127,7 +133,7 @@ func (t *Transport) CloseIdleConnections() {
 }
 
 // try makes one attempt. It closes body, whatever happens.
-func (t *Transport) try(req *http.Request, body io.ReadCloser, fresh bool) (*http.Response, *Error) {
+func (t *Transport) try(req *http.Request, body io.ReadCloser, fresh bool, abort *Abort) (*http.Response, *Error) {
 	if body == nil {
 		body = http.NoBody
 	}
@@ -135,12 +141,12 @@ func (t *Transport) try(req *http.Request, body io.ReadCloser, fresh bool) (*htt
 	fail := func(op string, err error) (*http.Response, *Error) {
 		freeBuffer(out)
 		body.Close()
-		if ctx.Err() != nil {
-			err = ctx.Err()
+		if ended := ended(ctx, abort); ended != nil {
+			err = ended
 		}
 		return nil, &Error{Op: op, Addr: key, err: err}
 	}
-	if err := ctx.Err(); err != nil {
+	if err := ended(ctx, abort); err != nil {
 		return fail(OpDial, err)
 	}
 	var err error
@@ -155,15 +161,21 @@ func (t *Transport) try(req *http.Request, body io.ReadCloser, fresh bool) (*htt
 	}
 	var c *conn
 	if !fresh {
-		c = t.take(key)
+		c = t.take(key, repeatable(req))
 	}
 	if c == nil {
-		if c, err = t.connect(ctx, req.URL); err != nil {
+		dialing, cancel := context.WithCancel(ctx)
+		abort.bind(cancel)
+		c, err = t.connect(dialing, req.URL)
+		abort.release()
+		cancel()
+		if err != nil {
 			return fail(OpDial, err)
 		}
 	}
-	x := &trip{t: t, c: c, ctx: ctx, keep: !asksToClose(req)}
+	x := &trip{t: t, c: c, ctx: ctx, abort: abort, keep: !asksToClose(req)}
 	x.stop = context.AfterFunc(ctx, c.shut)
+	abort.bind(c.shut)
 	n, writeErr := c.nc.Write(*out)
 	freeBuffer(out) // the wait for the answer may be long
 	if writeErr == nil && large {
@@ -179,6 +191,14 @@ func (t *Transport) try(req *http.Request, body io.ReadCloser, fresh bool) (*htt
 	x.keep = x.keep && writeErr == nil
 	x.answer(res)
 	return res, nil
+}
+
+// ended returns why the request was ended from outside, or nil.
+func ended(ctx context.Context, abort *Abort) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return abort.Err()
 }
 
 // readHead reads up to the head of the final answer.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"net/http"
+	"slices"
 	"sync/atomic"
 	"time"
 )
@@ -15,10 +16,11 @@ type trip struct {
 	c      *conn
 	ctx    context.Context
 	stop   func() bool // ends the watch over ctx, false if that has closed the connection
-	upload *upload     // nil if the request was sent whole
-	keep   bool        // neither side asked to close the connection
-	src    io.Reader   // the body as http.ReadResponse decodes it
-	err    error       // what Read ended with; only Read uses it
+	abort  *Abort
+	upload *upload   // nil if the request was sent whole
+	keep   bool      // neither side asked to close the connection
+	src    io.Reader // the body, decoded
+	err    error     // what Read ended with; only Read uses it
 	state  atomic.Int32
 }
 
@@ -41,16 +43,22 @@ func (x *trip) answer(res *http.Response) {
 		x.release(true)
 		return
 	}
-	x.src, res.Body = res.Body, x
+	x.src = res.Body
+	if slices.Equal(res.TransferEncoding, chunkedCoding) {
+		x.src = &chunked{br: x.c.br, res: res}
+	}
+	res.Body = x
 }
+
+var chunkedCoding = []string{"chunked"}
 
 // fail ends x without an answer.
 func (x *trip) fail(sent bool, writeErr, readErr error) *Error {
 	e := &Error{Op: OpRead, Addr: x.c.key, Reused: x.c.reused, Sent: sent, Answered: x.c.answered, err: readErr}
 	bodyErr := x.upload.failure()
 	switch {
-	case x.ctx.Err() != nil:
-		e.err = x.ctx.Err()
+	case ended(x.ctx, x.abort) != nil:
+		e.err = ended(x.ctx, x.abort)
 	case bodyErr != nil:
 		e.Op, e.err = OpBody, bodyErr
 	default:
@@ -64,8 +72,8 @@ func (x *trip) fail(sent bool, writeErr, readErr error) *Error {
 }
 
 // Read implements io.Reader. After a body that ended early or was cut it fails
-// with io.ErrUnexpectedEOF or the network's error, or with the context's if that
-// has ended.
+// with io.ErrUnexpectedEOF or the network's error, or with the context's or the
+// Abort's if that has ended it.
 func (x *trip) Read(p []byte) (int, error) {
 	if x.state.Load() == stateClosed {
 		return 0, http.ErrBodyReadAfterClose
@@ -84,8 +92,8 @@ func (x *trip) Read(p []byte) (int, error) {
 		x.release(true)
 	default:
 		x.release(false)
-		if x.ctx.Err() != nil {
-			err = x.ctx.Err()
+		if ended := ended(x.ctx, x.abort); ended != nil {
+			err = ended
 		}
 	}
 	x.err = err
@@ -104,7 +112,7 @@ func (x *trip) Close() error {
 // release ends the use of the connection, which goes back to the pool only if
 // both directions are at the end of a message, and nothing can close it.
 func (x *trip) release(clean bool) {
-	if x.stop() && clean && x.keep && x.upload.whole() && x.c.br.Buffered() == 0 {
+	if x.stop() && x.abort.release() && clean && x.keep && x.upload.whole() && x.c.br.Buffered() == 0 {
 		x.t.put(x.c)
 		return
 	}

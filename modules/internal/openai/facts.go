@@ -13,6 +13,8 @@ type facts struct {
 	haveUsage    bool
 	topUsage     bool // a top-level usage that is not null
 	bad          bool // not JSON, or cut off: the rest holds as far as the text goes
+
+	textAt, textEnd int // the first text of a delta that is not empty, without its quotes; 0 if none
 }
 
 // usageOnly reports whether this is the extra chunk that include_usage brings: usage and no choice.
@@ -47,7 +49,7 @@ func inspect(b []byte) facts {
 				break
 			}
 			deltaContent = !isBlank(b, m.i)
-			m.skip()
+			f.skipText(&m)
 		case "response", "message":
 			f.readInner(&m)
 		case "stop_reason":
@@ -142,11 +144,21 @@ func (f *facts) readDelta(m *members) (content bool) {
 			d.skip()
 		default:
 			content = content || !isBlank(d.b, d.i)
-			d.skip()
+			f.skipText(&d)
 		}
 	}
 	m.i, m.f = d.i, d.f
 	return content
+}
+
+// skipText moves behind a value and notes where it stands, if it is the first
+// text that is not empty.
+func (f *facts) skipText(m *members) {
+	at := m.i
+	m.skip()
+	if f.textAt == 0 && m.f == noFault && m.b[at] == '"' && m.i > at+2 {
+		f.textAt, f.textEnd = at+1, m.i-1
+	}
 }
 
 // readInner reads the response object of a Responses event, or the message of Anthropic's first one.

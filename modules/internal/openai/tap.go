@@ -56,6 +56,7 @@ type Tap struct {
 	extra []byte // what follows buf: the break event
 	res   Result
 	typed bool // a kind of stream that has an end mark
+	last  likeness
 
 	// Offsets in buf: given <= pass <= end, and event <= line <= end.
 	given int // bytes before are with the client
@@ -220,6 +221,11 @@ func (t *Tap) takeEvent() bool {
 		return false
 	}
 	data := t.data(t.buf)
+	usual := t.name == nameNone || t.name == nameDelta
+	if usual && t.last.same(data) {
+		t.res.Events++
+		return false
+	}
 	if isDone(data) {
 		t.res.Done = true
 		return failed && t.opt.WithholdDone && !t.named
@@ -229,6 +235,9 @@ func (t *Tap) takeEvent() bool {
 		f.errored, f.content = true, false
 	}
 	t.note(f)
+	if usual {
+		t.last.learn(data, &f)
+	}
 	t.res.Done = t.res.Done || ended(f.typ) || t.name == nameEnd
 	if !t.opt.WithholdUsage || t.named || !f.usageOnly() {
 		return false
