@@ -89,7 +89,7 @@ func TestDocsMetrics(t *testing.T) {
 		`data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5}}`+"\n\n", "data: [DONE]\n\n"))
 	good.setPage(page(1, 1, 0.5))
 	dead := freePort(t)
-	option := fmt.Sprintf("\t\tmodel m {\n\t\t\tendpoint %s %s\n\t\t}\n\t\tmodel gone {\n\t\t\tendpoint %[1]s\n\t\t}", dead, good.Address)
+	option := fmt.Sprintf("\t\tmodel m {\n\t\t\tendpoint %s %s\n\t\t}\n\t\tmodel gone {\n\t\t\tendpoint %[1]s\n\t\t}\n\t\tmodel spare {\n\t\t\tfallback m\n\t\t}", dead, good.Address)
 	site := "\tllm {\n\t\tdebug_headers on\n\t}"
 	// Scrapes would take the dead replica out before a request was tried on it.
 	g := start(t, "\t\tscrape_interval 5s\n"+option, site)
@@ -98,6 +98,7 @@ func TestDocsMetrics(t *testing.T) {
 		t.Fatal(text)
 	}
 	g.post(t, "/v1/chat/completions", `{"model":"gone"}`)
+	g.post(t, "/v1/chat/completions", `{"model":"spare"}`)
 	g.load(t, g.caddyfile(option, site))
 	g.known(t, good)
 

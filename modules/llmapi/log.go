@@ -41,10 +41,13 @@ func logFields(x *exchange.Exchange, r *http.Request) {
 		extra.Add(zap.String("key", x.Key.Name))
 	}
 	if e := x.Last(); e != nil {
-		extra.Add(zap.String("served_model", e.Served(x.Model)))
+		extra.Add(zap.String("served_model", e.Served(x.Serving())))
 		extra.Add(zap.String("replica", e.Replica.ID))
 		extra.Add(zap.String("pool", e.Pool))
 		extra.Add(zap.Int("attempts", x.Attempts()))
+	}
+	if other := x.Fallback(); other != "" {
+		extra.Add(zap.String("fallback", other))
 	}
 	if t := llmgw.TTFT(x, res); t > 0 {
 		extra.Add(zap.Float64("ttft_ms", float64(t)/float64(time.Millisecond)))

@@ -122,6 +122,7 @@ func (a *App) Drain(id string, on bool) (ReplicaStatus, bool) {
 // Explanation is a decision for a model that was not carried out.
 type Explanation struct {
 	Model      string    `json:"model"`
+	Fallbacks  []string  `json:"fallbacks,omitempty"`
 	Profile    string    `json:"profile"`
 	Picker     string    `json:"picker"`
 	Pool       string    `json:"pool,omitempty"`
@@ -176,5 +177,7 @@ func (a *App) Explain(f openai.Fields, profile, session string) (Explanation, er
 	if session == "" {
 		session = f.User
 	}
-	return explanation(m.Name, a.runtime.Explain(m, profile, session, f.PromptBytes, exchange.OutputTokens(&f))), nil
+	out := explanation(m.Name, a.runtime.Explain(m, profile, session, f.PromptBytes, exchange.OutputTokens(&f)))
+	out.Fallbacks = m.Fallbacks
+	return out, nil
 }

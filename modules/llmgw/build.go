@@ -154,7 +154,7 @@ func (a *App) buildModel(m *Model, defaults catalog.Model) (*catalog.Model, erro
 	if m.Reliability != nil && m.Reliability.ConnectTimeout != 0 {
 		return nil, errors.New("connect_timeout is for all models together: give it outside of the model")
 	}
-	built.Name, built.Aliases, built.Profile = m.Name, m.Aliases, m.Routing
+	built.Name, built.Aliases, built.Fallbacks, built.Profile = m.Name, m.Aliases, m.Fallbacks, m.Routing
 	for _, e := range m.Endpoints {
 		list, err := a.buildEndpoints(e, m.Name)
 		if err != nil {

@@ -20,11 +20,9 @@ func (a *App) parseModel(d *caddyfile.Dispenser) error {
 		var err error
 		switch d.Val() {
 		case "alias":
-			args := d.RemainingArgs()
-			if len(args) == 0 {
-				return d.ArgErr()
-			}
-			m.Aliases = append(m.Aliases, args...)
+			err = someArgs(d, &m.Aliases)
+		case "fallback":
+			err = someArgs(d, &m.Fallbacks)
 		case "routing":
 			err = oneArg(d, &m.Routing)
 		case "prefix":
@@ -102,6 +100,16 @@ func (e *Endpoint) parseOption(d *caddyfile.Dispenser) error {
 	default:
 		return d.Errf("unknown endpoint option %q", option)
 	}
+}
+
+// someArgs adds one or more arguments to a list.
+func someArgs(d *caddyfile.Dispenser, into *[]string) error {
+	args := d.RemainingArgs()
+	if len(args) == 0 {
+		return d.ArgErr()
+	}
+	*into = append(*into, args...)
+	return nil
 }
 
 // intArg reads exactly one whole number.

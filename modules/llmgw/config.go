@@ -14,6 +14,10 @@ type Model struct {
 	// Other names for it.
 	Aliases []string `json:"aliases,omitempty"`
 
+	// The models that serve its requests while none of its own replicas can,
+	// the first of them first, if the client's key may use them.
+	Fallbacks []string `json:"fallbacks,omitempty"`
+
 	// Its routing profile. Default: the app's default_profile
 	Routing string `json:"routing,omitempty"`
 

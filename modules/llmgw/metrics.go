@@ -18,17 +18,18 @@ import (
 // Label values come from closed sets: config, engines, statuses, never a
 // client.
 type metrics struct {
-	requests *prometheus.CounterVec
-	duration *prometheus.HistogramVec
-	ttft     *prometheus.HistogramVec
-	tpot     *prometheus.HistogramVec
-	tokens   *prometheus.CounterVec
-	overhead prometheus.Histogram
-	failures *prometheus.CounterVec
-	outcomes *prometheus.CounterVec
-	retries  *prometheus.CounterVec
-	bodies   prometheus.GaugeFunc
-	live     *liveCollector
+	requests  *prometheus.CounterVec
+	duration  *prometheus.HistogramVec
+	ttft      *prometheus.HistogramVec
+	tpot      *prometheus.HistogramVec
+	tokens    *prometheus.CounterVec
+	overhead  prometheus.Histogram
+	failures  *prometheus.CounterVec
+	outcomes  *prometheus.CounterVec
+	retries   *prometheus.CounterVec
+	fallbacks *prometheus.CounterVec
+	bodies    prometheus.GaugeFunc
+	live      *liveCollector
 
 	models sync.Map // model name -> *modelMetrics
 	count  atomic.Int64
@@ -71,8 +72,9 @@ func newMetrics(f *fleet.Fleet, budget *exchange.Budget) *metrics {
 			Name: "llmgw_overhead_seconds", Buckets: overheadBuckets,
 			Help: "The gateway's own time in a request before it is sent to a replica, waits left out.",
 		}),
-		failures: counter("schedule_failures_total", "Decisions that found no replica, by reason.", "model", "reason"),
-		retries:  counter("retries_total", "Further replicas that requests were sent to after one failed.", "model"),
+		failures:  counter("schedule_failures_total", "Decisions that found no replica, by reason.", "model", "reason"),
+		retries:   counter("retries_total", "Further replicas that requests were sent to after one failed.", "model"),
+		fallbacks: counter("fallbacks_total", "Requests that another model served than the one asked for.", "model", "fallback"),
 		bodies: prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "llmgw_body_bytes", Help: "Bytes of request bodies that are held now.",
 		}, func() float64 { return float64(budget.Used()) }),
@@ -82,7 +84,7 @@ func newMetrics(f *fleet.Fleet, budget *exchange.Budget) *metrics {
 
 func (m *metrics) collectors() []prometheus.Collector {
 	return []prometheus.Collector{
-		m.requests, m.outcomes, m.duration, m.ttft, m.tpot, m.tokens, m.overhead, m.failures, m.retries, m.bodies, m.live,
+		m.requests, m.outcomes, m.duration, m.ttft, m.tpot, m.tokens, m.overhead, m.failures, m.retries, m.fallbacks, m.bodies, m.live,
 	}
 }
 
@@ -160,6 +162,9 @@ func (m *metrics) ended(x *exchange.Exchange) {
 	}
 	if n := x.Attempts(); n > 1 {
 		m.retries.WithLabelValues(model).Add(float64(n - 1))
+	}
+	if other := x.Fallback(); other != "" {
+		m.fallbacks.WithLabelValues(model, other).Inc()
 	}
 }
 

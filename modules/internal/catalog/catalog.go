@@ -78,6 +78,9 @@ type Model struct {
 	// Name is the logical name, Aliases are other names for it.
 	Name    string
 	Aliases []string
+	// Fallbacks name the models that serve its requests while none of its own
+	// replicas can, the first of them first. Their own fallbacks do not count.
+	Fallbacks []string
 	// Profile names its routing profile; "" is the default one.
 	Profile string
 	// SessionHeader names the request header that identifies a session, and
@@ -131,6 +134,16 @@ func New(models []*Model, learning []*Endpoint, defaults Model) (*Catalog, error
 		}
 		m.sequence = new(atomic.Uint64)
 	}
+	for _, m := range models {
+		for _, name := range m.Fallbacks {
+			switch other, ok := seen[name]; {
+			case other == m.Name:
+				return nil, fmt.Errorf("model %q: fallback %q is the model itself", m.Name, name)
+			case !ok && len(learning) == 0: // else a replica may list it
+				return nil, fmt.Errorf("model %q: fallback %q: there is no such model", m.Name, name)
+			}
+		}
+	}
 	c := &Catalog{static: models, learning: learning, defaults: defaults}
 	c.Relearn()
 	return c, nil
@@ -177,7 +190,7 @@ func (c *Catalog) Relearn() {
 // the sequence of the one before.
 func (c *Catalog) learned(name string, old *view) *Model {
 	m := c.defaults
-	m.Name, m.Aliases, m.Endpoints = name, nil, nil
+	m.Name, m.Aliases, m.Fallbacks, m.Endpoints = name, nil, nil, nil
 	m.sequence = new(atomic.Uint64)
 	if old != nil && old.byName[name] != nil {
 		m.sequence = old.byName[name].sequence

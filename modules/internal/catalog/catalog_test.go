@@ -1,6 +1,7 @@
 package catalog
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -78,6 +79,27 @@ func TestResolve(t *testing.T) {
 	}
 	if got := where(c.Resolve("zeta")); !slices.Equal(got, []string{"gpu1:8000 zeta"}) {
 		t.Errorf("zeta is served as %q", got)
+	}
+}
+
+func TestNewRefusesFallbacksThatAreNone(t *testing.T) {
+	for _, c := range []struct {
+		model Model
+		says  string
+	}{
+		{Model{Name: "a", Fallbacks: []string{"b", "c"}}, `model "a": fallback "c": there is no such model`},
+		{Model{Name: "a", Aliases: []string{"x"}, Fallbacks: []string{"x"}}, `model "a": fallback "x" is the model itself`},
+		{Model{Name: "a", Fallbacks: []string{"y"}}, ""}, // declared later, and by its alias
+	} {
+		_, err := New([]*Model{&c.model, {Name: "b", Aliases: []string{"y"}}}, nil, Model{})
+		if got := fmt.Sprint(err); got != c.says && (c.says != "" || err != nil) {
+			t.Errorf("%+v: %s, want %q", c.model.Fallbacks, got, c.says)
+		}
+	}
+	// What is not declared may be listed by a replica.
+	learning := []*Endpoint{endpoint(t, fleet.New(nil), "gpu1:8000")}
+	if _, err := New([]*Model{{Name: "a", Fallbacks: []string{"z"}}}, learning, Model{}); err != nil {
+		t.Error(err)
 	}
 }
 

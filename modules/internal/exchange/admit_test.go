@@ -234,7 +234,7 @@ func TestSessionOfARequest(t *testing.T) {
 			if c.off {
 				off := *x.Model
 				off.SessionLoad = 0
-				x.Model = &off
+				x.serving = &off
 			}
 			if got := x.session(); got != c.want {
 				t.Errorf("session %q, want %q", got, c.want)

@@ -46,7 +46,7 @@ func picker(t testing.TB, w *world) *Exchange {
 // again makes the exchange forget its pick, as if it were a new one.
 func (x *Exchange) again() {
 	x.slot.Release()
-	x.endpoint, x.attempts, x.tried = nil, 0, x.tried[:0]
+	x.endpoint, x.attempts, x.tries, x.tried = nil, 0, 0, x.tried[:0]
 }
 
 // BenchmarkDecide64 is a decision with all that belongs to it: snapshot,

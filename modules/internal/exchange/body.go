@@ -245,7 +245,7 @@ func (x *Exchange) Direct(r *http.Request) bool {
 	x.Authorize(r.Header)
 	if x.Route.Kind == KindUpgrade {
 		q := r.URL.Query()
-		q.Set("model", e.Served(x.Model))
+		q.Set("model", e.Served(x.serving))
 		r.URL.RawQuery = q.Encode()
 		return true
 	}
@@ -253,7 +253,7 @@ func (x *Exchange) Direct(r *http.Request) bool {
 	r.URL.RawQuery = ""
 	var room [openai.MaxEdits]openai.Edit
 	edits := x.Fields.Edits(room[:0], body, openai.Rewrite{
-		Model:       e.Served(x.Model),
+		Model:       e.Served(x.serving),
 		InjectUsage: x.injects,
 	})
 	spliced, err := openai.Splice(body, edits)
@@ -265,7 +265,7 @@ func (x *Exchange) Direct(r *http.Request) bool {
 	// The body to be had again is what lets a transport send a request anew on
 	// its own, where a kept connection turned out to be closed.
 	r.GetBody = nil
-	if x.Model.Reliability.ResendAfterSend {
+	if x.serving.Reliability.ResendAfterSend {
 		r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(spliced.NewReader()), nil }
 	}
 	r.ContentLength = spliced.Len()

@@ -44,7 +44,8 @@ type Exchange struct {
 	readErr   error
 	injects   bool
 
-	// Model is what Requested resolved to; set by [Exchange.Resolve].
+	// Model is what Requested resolved to; set by [Exchange.Resolve]. It may be
+	// served by a fallback, see [Exchange.Serving].
 	Model *catalog.Model
 
 	// Answer is the header of the answer to the client, as long as it can still
@@ -56,6 +57,10 @@ type Exchange struct {
 	header http.Header
 	failed bool // no replica was left
 	resent bool // after a connection broke without an answer
+
+	serving *catalog.Model // the one whose replicas are tried: Model, or a fallback
+	tries   int            // how many of them were picked
+	passed  int            // how many of Model's fallbacks were taken or passed over
 
 	// mu guards what follows, and the body, the budget and the writing of
 	// Model above, against End.
@@ -276,6 +281,25 @@ func (x *Exchange) DropBody() {
 
 // OtherModel stands for models that have no name of their own in metrics.
 const OtherModel = "_other"
+
+// Serving returns the model whose replicas serve the request: the one that was
+// asked for, or a fallback of it. It is nil before [Exchange.Resolve].
+func (x *Exchange) Serving() *catalog.Model {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.serving
+}
+
+// Fallback returns the name of the model that served the request in the place of
+// the one that was asked for, or "".
+func (x *Exchange) Fallback() string {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.serving == x.Model || x.last == nil {
+		return ""
+	}
+	return x.serving.Name
+}
 
 // ModelName returns the model's logical name for metrics and logs, or
 // [OtherModel] if it is not known: what a client calls a model must not become

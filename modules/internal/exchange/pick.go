@@ -39,7 +39,7 @@ func (x *Exchange) Resolve() error {
 		return err
 	}
 	x.mu.Lock()
-	x.Model = m
+	x.Model, x.serving = m, m
 	x.mu.Unlock()
 	return nil
 }
@@ -75,23 +75,41 @@ func (x *Exchange) pick() (*catalog.Endpoint, error) {
 		x.slot.Release()
 		x.endpoint = nil
 	}
-	if x.attempts > x.Model.Reliability.Retries {
-		return nil, x.exhausted(nil)
-	}
 	if x.attempts == 0 {
 		x.rt.Retry.Deposit()
 	}
+	for {
+		e, err := x.pickServing()
+		if e != nil {
+			return e, nil
+		}
+		other := x.fallback()
+		if other == nil {
+			return nil, err
+		}
+		x.serving, x.tries = other, 0
+		x.passed++
+	}
+}
+
+// pickServing picks among the replicas of the model that serves now. It needs
+// mu.
+func (x *Exchange) pickServing() (*catalog.Endpoint, error) {
+	m := x.serving
+	if x.tries > m.Reliability.Retries {
+		return nil, x.exhausted(nil)
+	}
 	d := pipeline.NewDecision()
 	defer d.Free()
-	req := x.rt.request(x.Model, x.Model.Next(), x.session(), x.Fields.PromptBytes, OutputTokens(&x.Fields))
+	req := x.rt.request(m, m.Next(), x.session(), x.Fields.PromptBytes, OutputTokens(&x.Fields))
 	profile := x.profile()
 	tokens := int64(req.PromptTokens + req.OutputTokens)
 	for conflicts := 0; ; conflicts++ {
-		x.rt.snapshot(d, x.Model, &req, x.tried)
+		x.rt.snapshot(d, m, &req, x.tried)
 		if !x.pinned(d) && !d.Decide(profile, &req) {
 			return nil, x.exhausted(d)
 		}
-		e := x.Model.Endpoints[d.Pick]
+		e := m.Endpoints[d.Pick]
 		seen := d.Candidates[d.Pick].Inflight
 		if conflicts == maxConflicts {
 			seen = -1
@@ -103,9 +121,22 @@ func (x *Exchange) pick() (*catalog.Endpoint, error) {
 		}
 		x.slot, x.endpoint, x.last, x.pool = slot, e, e, e.Pool
 		x.attempts++
+		x.tries++
 		x.err = nil
 		return e, nil
 	}
+}
+
+// fallback returns the next fallback of the model that was asked for which
+// exists and the client's key may use, or nil. It needs mu.
+func (x *Exchange) fallback() *catalog.Model {
+	for ; x.passed < len(x.Model.Fallbacks); x.passed++ {
+		m := x.rt.Catalog.Resolve(x.Model.Fallbacks[x.passed])
+		if m != nil && x.Key.MayUse(append([]string{m.Name}, m.Aliases...)...) {
+			return m
+		}
+	}
+	return nil
 }
 
 // maxConflicts is how often a decision is made anew because other requests came
@@ -120,7 +151,7 @@ func (x *Exchange) exhausted(d *pipeline.Decision) error {
 	switch {
 	case x.err != nil:
 	case d != nil:
-		x.err = unavailable(x.Model, d)
+		x.err = unavailable(x.serving, d)
 	default:
 		x.err = Fail(ErrReplica, "the replica could not be reached")
 	}
@@ -145,7 +176,7 @@ func (x *Exchange) pinned(d *pipeline.Decision) bool {
 // profile is the routing profile: the client's wish, else the key's, else the
 // model's, else the default.
 func (x *Exchange) profile() *pipeline.Profile {
-	for _, name := range []string{x.Wishes.Profile, x.keyProfile(), x.Model.Profile} {
+	for _, name := range []string{x.Wishes.Profile, x.keyProfile(), x.serving.Profile} {
 		if name != "" {
 			return x.rt.profile(name)
 		}
@@ -162,10 +193,10 @@ func (x *Exchange) keyProfile() string {
 
 // session is what identifies the conversation: a header, else OpenAI's user.
 func (x *Exchange) session() string {
-	if x.Model.SessionLoad == 0 {
+	if x.serving.SessionLoad == 0 {
 		return ""
 	}
-	if v := x.header[x.Model.SessionHeader]; len(v) > 0 && v[0] != "" {
+	if v := x.header[x.serving.SessionHeader]; len(v) > 0 && v[0] != "" {
 		return v[0]
 	}
 	return x.Fields.User

@@ -308,7 +308,7 @@ func TestSnapshotsOfModelsOfOtherSizes(t *testing.T) {
 		if i%2 == 1 {
 			m = &small
 		}
-		x.Model = m
+		x.Model, x.serving = m, m
 		e := mustPick(t, x)
 		if !slices.Contains(m.Endpoints, e) {
 			t.Fatal("an endpoint of another model")

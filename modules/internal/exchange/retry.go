@@ -48,18 +48,19 @@ func (b *RetryBudget) Take(now time.Time) bool {
 }
 
 // MayRetry takes the right to send the request to another replica, if it has
-// not been sent to as many as it may and the budget allows it.
+// not been sent to as many as it may, or another model may serve it, and the
+// budget allows it.
 func (x *Exchange) MayRetry() bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	return x.attempts <= x.Model.Reliability.Retries && x.rt.Retry.Take(x.rt.Now())
+	return (x.tries <= x.serving.Reliability.Retries || x.fallback() != nil) && x.rt.Retry.Take(x.rt.Now())
 }
 
 // MayResend does so for a request whose connection broke without an answer: that
 // is allowed once, and only where the config does not forbid it.
 func (x *Exchange) MayResend() bool {
 	x.mu.Lock()
-	allowed := x.Model.Reliability.ResendAfterSend && !x.resent
+	allowed := x.serving.Reliability.ResendAfterSend && !x.resent
 	x.resent = x.resent || allowed
 	x.mu.Unlock()
 	return allowed && x.MayRetry()
@@ -78,12 +79,12 @@ func (x *Exchange) Succeeded() {
 func (x *Exchange) Refused(reason string, asked time.Duration) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.slot.Refused(reason, asked, x.Model.Reliability.Cooldown)
+	x.slot.Refused(reason, asked, x.serving.Reliability.Cooldown)
 }
 
 // ReplicaFailed notes that the current replica failed.
 func (x *Exchange) ReplicaFailed(reason string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.slot.Failed(reason, x.Model.Reliability.Cooldown)
+	x.slot.Failed(reason, x.serving.Reliability.Cooldown)
 }

@@ -4,6 +4,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/llmgw/llmgw/modules/internal/catalog"
 )
 
 // Watch holds one attempt to its time limits: until the first token, between
@@ -11,10 +13,11 @@ import (
 // the cause. The zero Watch watches nothing. First and Came are for the
 // goroutine that reads the answer; Cause and Stop for any.
 type Watch struct {
-	x     *Exchange
-	end   func(cause error)
-	last  atomic.Int64 // when the replica last gave something, Unix ns
-	first atomic.Bool  // the first token, or the answer, has come
+	x      *Exchange
+	end    func(cause error)
+	limits *catalog.Reliability
+	last   atomic.Int64 // when the replica last gave something, Unix ns
+	first  atomic.Bool  // the first token, or the answer, has come
 
 	mu      sync.Mutex
 	timer   *time.Timer
@@ -33,9 +36,9 @@ var (
 // Watch starts w over an attempt that began at the given time. end, which must
 // not block, is called with the limit that passed. The caller must call Stop.
 func (x *Exchange) Watch(w *Watch, at time.Time, end func(cause error)) {
-	w.x, w.end = x, end
+	w.x, w.end, w.limits = x, end, &x.serving.Reliability
 	w.last.Store(at.UnixNano())
-	l := &x.Model.Reliability
+	l := w.limits
 	w.mu.Lock() // the limit may pass at once
 	defer w.mu.Unlock()
 	// The shortest of the limits: it begins anew when it finds that none has
@@ -79,7 +82,7 @@ func (w *Watch) expire() {
 	if w.stopped {
 		return
 	}
-	now, l := w.x.rt.Now(), &w.x.Model.Reliability
+	now, l := w.x.rt.Now(), w.limits
 	limit, cause := l.FirstToken, errFirstToken
 	if w.first.Load() {
 		limit, cause = l.IdleToken, errIdleToken
