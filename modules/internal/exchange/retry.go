@@ -82,6 +82,14 @@ func (x *Exchange) Refused(reason string, asked time.Duration) {
 	x.slot.Refused(reason, asked, x.serving.Reliability.Cooldown)
 }
 
+// silent notes that the request has waited for so long without a word from the
+// current replica.
+func (x *Exchange) silent(waited time.Duration) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.slot.Silent(waited, x.serving.Reliability.Cooldown)
+}
+
 // ReplicaFailed notes that the current replica failed.
 func (x *Exchange) ReplicaFailed(reason string) {
 	x.mu.Lock()

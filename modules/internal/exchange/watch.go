@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/llmgw/llmgw/modules/internal/catalog"
+	"github.com/llmgw/llmgw/modules/internal/fleet"
 )
 
 // Watch holds one attempt to its time limits: until the first token, between
@@ -16,8 +17,10 @@ type Watch struct {
 	x      *Exchange
 	end    func(cause error)
 	limits *catalog.Reliability
-	last   atomic.Int64 // when the replica last gave something, Unix ns
-	first  atomic.Bool  // the first token, or the answer, has come
+	// replica is where the attempt goes; nil where nobody counts it.
+	replica *fleet.Replica
+	last    atomic.Int64 // when the replica last gave something, Unix ns
+	first   atomic.Bool  // the first token, or the answer, has come
 
 	mu      sync.Mutex
 	timer   *time.Timer
@@ -38,6 +41,9 @@ var (
 func (x *Exchange) Watch(w *Watch, at time.Time, end func(cause error)) {
 	w.x, w.end, w.limits = x, end, &x.serving.Reliability
 	w.last.Store(at.UnixNano())
+	if e := x.Endpoint(); e != nil {
+		w.replica = e.Replica
+	}
 	l := w.limits
 	w.mu.Lock() // the limit may pass at once
 	defer w.mu.Unlock()
@@ -62,8 +68,13 @@ func (w *Watch) First(at time.Time) {
 // Came notes that something of the answer has come. Before the first token only
 // that counts: comments do not keep an attempt alive.
 func (w *Watch) Came() {
-	if w.first.Load() {
-		w.last.Store(w.x.rt.Now().UnixNano())
+	if !w.first.Load() {
+		return
+	}
+	now := w.x.rt.Now()
+	w.last.Store(now.UnixNano())
+	if w.replica != nil {
+		w.replica.Progressed(now)
 	}
 }
 
@@ -83,15 +94,17 @@ func (w *Watch) expire() {
 		return
 	}
 	now, l := w.x.rt.Now(), w.limits
-	limit, cause := l.FirstToken, errFirstToken
+	limit, cause, silence := l.FirstToken, errFirstToken, now.Sub(time.Unix(0, w.last.Load()))
 	if w.first.Load() {
 		limit, cause = l.IdleToken, errIdleToken
+	} else if silence >= l.IdleToken {
+		w.x.silent(l.IdleToken)
 	}
 	total := l.Total - now.Sub(w.x.Start)
 	if total <= 0 {
 		limit, cause = 0, errTotal
 	}
-	if left := min(limit-now.Sub(time.Unix(0, w.last.Load())), total); left > 0 {
+	if left := min(limit-silence, total); left > 0 {
 		// Never in steps that are longer than the shorter limit: the first token
 		// may come meanwhile.
 		w.timer.Reset(min(left, l.IdleToken))

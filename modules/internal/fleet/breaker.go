@@ -16,6 +16,9 @@ const (
 	// failuresToOpen is how many failures in a row open it. A refusal (503 or
 	// 429) opens it at once: the replica itself asked for less.
 	failuresToOpen = 3
+	// silentToOpen is how many requests must wait in vain at once, while the
+	// replica says nothing to any other either: one or two may just be long.
+	silentToOpen = 3
 )
 
 // Breaker keeps a replica out of use for a while after it refused or failed
@@ -33,6 +36,7 @@ type Breaker struct {
 	pause  time.Duration
 	reason string
 	since  time.Time
+	silent bool // it opened because the replica said nothing
 }
 
 // State is Ready while a request may be sent, Cooling while none may.
@@ -69,13 +73,14 @@ func (b *Breaker) claim(now func() time.Time) (probe, ok bool) {
 // Succeeded notes a request that was answered well, or for whose failure its
 // client is to blame.
 func (b *Breaker) Succeeded(probe bool) {
-	if !probe && b.failures.Load() == 0 {
+	if !probe && b.failures.Load() == 0 && b.until.Load() == 0 {
 		return
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	// Requests that were under way when it opened say nothing of now.
-	if probe || b.until.Load() == 0 {
+	// Requests that were under way when it opened say nothing of now, except
+	// where nothing was said to them.
+	if probe || b.until.Load() == 0 || b.silent {
 		b.close()
 	}
 }
@@ -101,6 +106,17 @@ func (b *Breaker) Failed(now time.Time, reason string, probe bool, cooldown time
 	return true
 }
 
+// Silent notes that the replica, healthy or not, gives nothing to any of the
+// many requests that it has.
+func (b *Breaker) Silent(now time.Time, reason string, cooldown time.Duration) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.until.Load() == 0 {
+		b.open(now, reason, false, 0, cooldown)
+		b.silent = true
+	}
+}
+
 // Abandoned notes that the one request ended without a verdict: its client
 // left.
 func (b *Breaker) Abandoned() { b.probing.Store(false) }
@@ -121,7 +137,7 @@ func (b *Breaker) open(now time.Time, reason string, probe bool, asked, cooldown
 	if b.reason == "" {
 		b.since = now
 	}
-	b.reason = reason
+	b.reason, b.silent = reason, false
 	b.failures.Store(0)
 	b.until.Store(now.Add(min(max(b.pause, asked), cooldown)).UnixNano())
 	b.probing.Store(false)
@@ -129,7 +145,7 @@ func (b *Breaker) open(now time.Time, reason string, probe bool, asked, cooldown
 
 // close needs mu.
 func (b *Breaker) close() {
-	b.pause, b.reason, b.since = 0, "", time.Time{}
+	b.pause, b.reason, b.since, b.silent = 0, "", time.Time{}, false
 	b.failures.Store(0)
 	b.until.Store(0)
 	b.probing.Store(false)

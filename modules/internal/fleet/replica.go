@@ -32,6 +32,8 @@ type Replica struct {
 	hash     uint64
 	inflight atomic.Int64
 	pending  atomic.Int64
+	silent   atomic.Int64 // how many of the requests have waited for long
+	progress atomic.Int64 // when it last said something to one of them, Unix ns
 	// batch is the learned batch capacity: the high-water mark of running while
 	// requests waited.
 	batch    atomic.Int64
@@ -148,6 +150,14 @@ func (r *Replica) Inflight() int { return int(r.inflight.Load()) }
 
 // PendingTokens returns the estimated tokens of these requests.
 func (r *Replica) PendingTokens() int64 { return r.pending.Load() }
+
+// Progressed notes that a part of an answer has come.
+func (r *Replica) Progressed(now time.Time) {
+	// To the second is enough, and so streams do not fight for it.
+	if at := now.UnixNano(); at-r.progress.Load() > int64(time.Second) {
+		r.progress.Store(at)
+	}
+}
 
 // Completed notes that it answered a request to the end, for the drain rate.
 func (r *Replica) Completed() { r.drain.add(r.now()) }

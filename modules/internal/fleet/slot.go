@@ -1,6 +1,9 @@
 package fleet
 
-import "time"
+import (
+	"fmt"
+	"time"
+)
 
 // Slot counts one request on a replica. The zero Slot counts none. Not for
 // concurrent use; the replica's counters are.
@@ -8,6 +11,7 @@ type Slot struct {
 	replica *Replica
 	tokens  int64
 	probe   bool // the one request of a half-open breaker
+	silent  bool // it counts as one to which nothing was said
 }
 
 // Take counts a request of so many estimated tokens, if the replica still has
@@ -37,6 +41,7 @@ func (s *Slot) Release() {
 	if s.replica == nil {
 		return
 	}
+	s.heard()
 	s.replica.inflight.Add(-1)
 	s.replica.pending.Add(-s.tokens)
 	if s.probe {
@@ -49,6 +54,8 @@ func (s *Slot) Release() {
 // client is to blame for.
 func (s *Slot) Succeeded() {
 	if s.replica != nil {
+		s.heard()
+		s.replica.Progressed(s.replica.now())
 		s.replica.Breaker.Succeeded(s.probe)
 		s.probe = false
 	}
@@ -67,6 +74,31 @@ func (s *Slot) Failed(reason string, cooldown time.Duration) {
 	if s.replica != nil {
 		s.replica.Breaker.Failed(s.replica.now(), reason, s.probe, cooldown)
 		s.probe = false
+	}
+}
+
+// Silent notes that the request has waited for so long without a word. When
+// several have, and the replica has said nothing to any other in that time, it
+// is let alone: its health page may be fine while its engine hangs.
+func (s *Slot) Silent(waited, cooldown time.Duration) {
+	if s.replica == nil {
+		return
+	}
+	if !s.silent {
+		s.silent = true
+		s.replica.silent.Add(1)
+	}
+	now := s.replica.now()
+	if n := s.replica.silent.Load(); n >= silentToOpen && now.UnixNano()-s.replica.progress.Load() >= int64(waited) {
+		s.replica.Breaker.Silent(now, fmt.Sprintf("no progress: nothing came for %v while %d requests waited", waited, n), cooldown)
+	}
+}
+
+// heard ends what Silent began.
+func (s *Slot) heard() {
+	if s.silent {
+		s.silent = false
+		s.replica.silent.Add(-1)
 	}
 }
 

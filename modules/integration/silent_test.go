@@ -1,0 +1,60 @@
+package integration
+
+import (
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// TestR12_SilentEngine: /health and /metrics answer, and no request ever gets a
+// token. It is out long before the first of them runs into its time limit.
+func TestR12_SilentEngine(t *testing.T) {
+	wakes := make(chan struct{})
+	wake := sync.OnceFunc(func() { close(wakes) })
+	defer wake()
+	silent := newEngine(t, func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case <-wakes:
+			answer(w, r)
+		case <-r.Context().Done():
+		}
+	})
+	silent.setPage(page(0, 0, 0))
+	good := newEngine(t, answer)
+	g := start(t, one(silent, good)+"\n\t\treliability {\n\t\t\tidle_token_timeout 200ms\n\t\t\tfirst_token_timeout 50s\n\t\t}", "\tllm {\n\t\tdebug_headers on\n\t}")
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer wake()
+	ask := func(headers ...string) {
+		wg.Go(func() {
+			res, err := http.DefaultClient.Do(g.request(t, t.Context(), http.MethodPost, "/v1/chat/completions", request, headers...))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer res.Body.Close()
+			if text, err := io.ReadAll(res.Body); res.StatusCode != http.StatusOK || err != nil {
+				t.Errorf("%s %s, %v", res.Status, text, err)
+			}
+		})
+	}
+	for range 4 {
+		ask("X-Llmgw-Replica", silent.Address)
+	}
+	eventually(t, "it is out", func() bool {
+		r := g.replicas(t)[silent.Address]
+		return r.State == "cooling" && strings.Contains(r.Reason, "no progress")
+	})
+	for range 10 {
+		ask()
+	}
+	// All but the one that may try, after a pause, whether it is well again.
+	eventually(t, "the others are served elsewhere", func() bool { return len(good.got()) >= 9 })
+	if n := len(silent.got()); n > 5 {
+		t.Errorf("%d requests reached it", n)
+	}
+	wake()
+	eventually(t, "it is back, since it answers", func() bool { return g.replicas(t)[silent.Address].State == "ready" })
+}
