@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -20,9 +21,11 @@ const (
 	plainBody  = `{"model":"m","max_tokens":16,"messages":[{"role":"user","content":"What is the capital of France?"}]}`
 	streamBody = `{"model":"m","stream":true,"stream_options":{"include_usage":true},"max_tokens":100,"messages":[{"role":"user","content":"What is the capital of France?"}]}`
 
-	connections = 64  // of the closed loop
-	concurrent  = 200 // streams
-	tokens      = 100 // a stream
+	connections = 64   // of the closed loop
+	rate        = 200  // requests a second of the open loop
+	concurrent  = 500  // streams whose tokens are counted
+	crowd       = 1000 // streams whose memory is
+	tokens      = 100  // a stream
 	tokenPause  = 20 * time.Millisecond
 )
 
@@ -85,24 +88,55 @@ func once(ctx context.Context, c *http.Client, url string) error {
 }
 
 // streams opens many streams at once and returns how many tokens came.
-func streams(ctx context.Context, url string, _ time.Duration) (int, error) {
-	c := client(concurrent)
+func streams(ctx context.Context, url string, n int) (int, error) {
+	c := client(n)
 	defer c.CloseIdleConnections()
 	var came atomic.Int64
-	errs := make(chan error, concurrent)
-	for range concurrent {
+	errs := make(chan error, n)
+	for range n {
 		go func() {
 			n, err := stream(ctx, c, url)
 			came.Add(int64(n))
 			errs <- err
 		}()
 	}
-	for range concurrent {
+	var failed []error
+	for range n {
+		if err := <-errs; err != nil {
+			failed = append(failed, err)
+		}
+	}
+	if len(failed) > 0 {
+		return 0, fmt.Errorf("%d of %d streams failed, the first: %w", len(failed), n, failed[0])
+	}
+	return int(came.Load()), nil
+}
+
+// openLoop sends requests at a fixed rate, whatever becomes of them, and
+// returns the median of the time that each took.
+func openLoop(ctx context.Context, url string, d time.Duration) (time.Duration, error) {
+	c := client(connections)
+	defer c.CloseIdleConnections()
+	n := int(d.Seconds() * rate)
+	took, errs := make([]time.Duration, n), make(chan error, n)
+	tick := time.NewTicker(time.Second / rate)
+	defer tick.Stop()
+	for i := range n {
+		<-tick.C
+		go func() {
+			start := time.Now()
+			err := once(ctx, c, url)
+			took[i] = time.Since(start)
+			errs <- err
+		}()
+	}
+	for range n {
 		if err := <-errs; err != nil {
 			return 0, err
 		}
 	}
-	return int(came.Load()), nil
+	slices.Sort(took)
+	return took[n/2], nil
 }
 
 func stream(ctx context.Context, c *http.Client, url string) (n int, err error) {

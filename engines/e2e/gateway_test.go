@@ -16,6 +16,9 @@ const (
 	recordedTiny = "tiny-recorded"
 	recordedSmol = "smollm2-recorded"
 
+	// doomed is served by an engine that tests kill, and by the second vLLM.
+	doomed = "tiny-doomed"
+
 	// testKey is the key of the site that wants one.
 	testKey = "sk-llmgw-engines-test"
 )
@@ -54,6 +57,11 @@ func (r *rig) caddyfile() string {
 				served_model smollm2-135m
 			}
 		}
+		model %s {
+			endpoint %s %s {
+				served_model tiny
+			}
+		}
 	}
 }
 
@@ -77,6 +85,7 @@ func (r *rig) caddyfile() string {
 `, host(r.adminURL),
 		host(r.vllmURL[0]), host(r.vllmURL[1]), host(r.llamaURL), host(r.minilmURL), host(r.simURL),
 		recordedTiny, host(r.recorders[recordedTiny].url), recordedSmol, host(r.recorders[recordedSmol].url),
+		doomed, host(r.doomedURL), host(r.vllmURL[1]),
 		r.gatewayURL, r.accessLog, r.keyedURL, testKey)
 }
 
@@ -132,6 +141,9 @@ func (r *rig) allReady() error {
 	}
 	var not []error
 	for _, x := range list {
+		if x.Replica == strings.TrimPrefix(r.doomedURL, "http://") {
+			continue // no test has started it yet
+		}
 		if x.State != "ready" || x.Metrics != "ok" {
 			not = append(not, errStill("%v", x))
 		}

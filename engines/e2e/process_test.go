@@ -24,8 +24,10 @@ type keeper struct {
 // process is one that was started, with a group of its own.
 type process struct {
 	name, log string
+	pid       int           // of its group too
 	done      chan struct{} // closed when it has ended, after err is set
 	err       error
+	mayEnd    bool // a test ends it
 }
 
 func newKeeper(dir string) (*keeper, error) {
@@ -57,7 +59,8 @@ func (k *keeper) start(name string, command ...string) (*process, error) {
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start %s: %w", name, err)
 	}
-	fmt.Fprintln(k.pipe, cmd.Process.Pid)
+	p.pid = cmd.Process.Pid
+	fmt.Fprintln(k.pipe, p.pid)
 	k.all = append(k.all, p)
 	go func() {
 		p.err = cmd.Wait()

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"runtime"
 	"strings"
@@ -67,38 +66,6 @@ func TestReloadKeepsStateAndStreams(t *testing.T) {
 		v, _ := g.metric(t, `llmgw_requests_total{model="m",pool="default",status="200"}`)
 		return v == 2 && g.replicas(t)[e.Address].Inflight == 0
 	})
-}
-
-// TestFailedReload leaves the config that serves as it is, for the admin API
-// too.
-func TestFailedReload(t *testing.T) {
-	e := newEngine(t, answer)
-	g := start(t, one(e), "\tllm")
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer taken.Close()
-	before := settled(t, 0)
-	for range 5 {
-		// It provisions, and fails to start: the port is taken.
-		cfg, err := adapt(strings.Replace(g.caddyfile("\t\tmodel n {\n\t\t\tendpoint "+e.Address+"\n\t\t}", "\tllm"), g.listen, taken.Addr().String(), 1))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := caddy.Load(cfg, true); err == nil {
-			t.Fatal("a taken port did not fail")
-		}
-		if models := g.replicas(t)[e.Address].Models; len(models) != 1 || models[0] != "m" {
-			t.Errorf("the admin API shows models %v", models)
-		}
-		if res, text := g.post(t, "/v1/chat/completions", request); res.StatusCode != http.StatusOK {
-			t.Errorf("%s %s", res.Status, text)
-		}
-	}
-	if after := settled(t, before+5); after > before+5 {
-		t.Errorf("%d goroutines before, %d after", before, after)
-	}
 }
 
 // TestNothingLeaks reloads and stops many times.

@@ -1,8 +1,13 @@
 package llmgw
 
 import (
+	"net/http"
+	"net/http/httptest"
 	"sync"
 	"testing"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
 )
 
 // TestHolds: what exchanges need is given back once, with the last hold, and a
@@ -48,5 +53,43 @@ func TestHoldsConcurrently(t *testing.T) {
 	wg.Wait()
 	if released != 1 || a.holds.Load() != 0 {
 		t.Errorf("released %d times, %d holds", released, a.holds.Load())
+	}
+}
+
+// TestCleanupEndsWhatRequestsBegan: HTTP may serve before the app starts, and
+// then another app fails, so that nobody starts or stops this one.
+func TestCleanupEndsWhatRequestsBegan(t *testing.T) {
+	asked := make(chan struct{}, 100)
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case asked <- struct{}{}:
+		default:
+		}
+		http.NotFound(w, r)
+	}))
+	defer engine.Close()
+	ctx, cancel := caddy.NewContext(caddy.Context{Context: t.Context()})
+	defer cancel()
+	a := &App{Endpoints: []*Endpoint{{Addresses: []string{engine.URL}}}}
+	if err := a.Provision(ctx); err != nil {
+		t.Fatal(err)
+	}
+	a.Runtime()
+	<-asked
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if err := a.Cleanup(); err != nil {
+			t.Error(err)
+		}
+		a.shared.scraper.Wait()
+	}()
+	select {
+	case <-ended:
+	case <-time.After(time.Minute):
+		t.Fatal("the replica is still asked")
+	}
+	if n := len(a.shared.fleet.Replicas()); n != 0 {
+		t.Errorf("%d replicas are held", n)
 	}
 }

@@ -290,21 +290,29 @@ func StripCredentials(h http.Header) {
 // Authorize gives an outgoing request the engine's credential instead of the
 // client's, and what else engines are to see.
 func (x *Exchange) Authorize(h http.Header) {
-	// No client knows the id: with it there, the header was cleaned before.
-	if id := h["X-Request-Id"]; len(id) != 1 || id[0] != x.ID {
-		StripCredentials(h)
-		StripWishes(h)
-	}
-	// Less first, then more: a ninth entry would make the map grow. A compressed
-	// stream could neither be read for usage nor be flushed event by event, and
-	// this attempt's replica may be another one than the last one's.
-	delete(h, "Accept-Encoding")
+	// Less first, then more: Go's maps grow when they are written to with eight
+	// entries. This attempt's replica may be another one than the last one's.
 	delete(h, "Authorization")
+	// No client knows the id: with it there, the header was cleaned before.
+	if id := h["X-Request-Id"]; len(id) == 1 && id[0] == x.ID {
+		x.credential(h)
+		return
+	}
+	StripCredentials(h)
+	StripWishes(h)
+	// A compressed stream could neither be read for usage nor be flushed event by
+	// event.
+	delete(h, "Accept-Encoding")
 	// Go keeps the client's Content-Length in the header map and sends its own
 	// from the field: two of them make strict engines refuse the request.
 	delete(h, "Content-Length")
+	h["X-Request-Id"] = []string{x.ID}
+	x.credential(h)
+}
+
+// credential adds what the current replica's engine asks for.
+func (x *Exchange) credential(h http.Header) {
 	if e := x.Endpoint(); e != nil && e.APIKey != "" {
 		h["Authorization"] = []string{"Bearer " + e.APIKey}
 	}
-	h["X-Request-Id"] = []string{x.ID}
 }
