@@ -20,6 +20,7 @@ import (
 const (
 	plainBody  = `{"model":"m","max_tokens":16,"messages":[{"role":"user","content":"What is the capital of France?"}]}`
 	streamBody = `{"model":"m","stream":true,"stream_options":{"include_usage":true},"max_tokens":100,"messages":[{"role":"user","content":"What is the capital of France?"}]}`
+	slowBody   = `{"model":"m","seed":7,"stream":true,"stream_options":{"include_usage":true},"max_tokens":100,"messages":[{"role":"user","content":"What is the capital of France?"}]}`
 
 	connections = 64   // of the closed loop
 	rate        = 200  // requests a second of the open loop
@@ -27,6 +28,8 @@ const (
 	crowd       = 1000 // streams whose memory is
 	tokens      = 100  // a stream
 	tokenPause  = 20 * time.Millisecond
+	longPause   = 60 * time.Millisecond // of streams that are to be there all at once
+	ramp        = time.Second           // streams begin within
 )
 
 func post(ctx context.Context, c *http.Client, url, body string) (*http.Response, error) {
@@ -87,18 +90,20 @@ func once(ctx context.Context, c *http.Client, url string) error {
 	return nil
 }
 
-// streams opens many streams at once and returns how many tokens came.
-func streams(ctx context.Context, url string, n int) (int, error) {
+// streams opens n streams, all within the ramp, and returns how many tokens
+// came.
+func streams(ctx context.Context, url, body string, n int) (int, error) {
 	c := client(n)
 	defer c.CloseIdleConnections()
 	var came atomic.Int64
 	errs := make(chan error, n)
 	for range n {
 		go func() {
-			n, err := stream(ctx, c, url)
+			n, err := stream(ctx, c, url, body)
 			came.Add(int64(n))
 			errs <- err
 		}()
+		time.Sleep(ramp / time.Duration(n))
 	}
 	var failed []error
 	for range n {
@@ -139,8 +144,8 @@ func openLoop(ctx context.Context, url string, d time.Duration) (time.Duration, 
 	return took[n/2], nil
 }
 
-func stream(ctx context.Context, c *http.Client, url string) (n int, err error) {
-	res, err := post(ctx, c, url, streamBody)
+func stream(ctx context.Context, c *http.Client, url, body string) (n int, err error) {
+	res, err := post(ctx, c, url, body)
 	if err != nil {
 		return 0, err
 	}
@@ -221,7 +226,11 @@ func replica(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
-	tick := time.NewTicker(tokenPause)
+	pause := tokenPause
+	if bytes.Contains(body, []byte(`"seed":7`)) {
+		pause = longPause
+	}
+	tick := time.NewTicker(pause)
 	defer tick.Stop()
 	flusher := http.NewResponseController(w)
 	for range tokens {

@@ -18,7 +18,7 @@ func cpuPerRequest(ctx context.Context, p *proxy, d time.Duration) (float64, err
 
 // cpuPerToken is in microseconds, while 500 streams run at once.
 func cpuPerToken(ctx context.Context, p *proxy, _ time.Duration) (float64, error) {
-	return p.cost(func() (int, error) { return streams(ctx, p.url, concurrent) })
+	return p.cost(func() (int, error) { return streams(ctx, p.url, streamBody, concurrent) })
 }
 
 // cost returns the CPU time in microseconds that the proxy spends on a unit of
@@ -52,7 +52,7 @@ func memoryPerStream(ctx context.Context, p *proxy, _ time.Duration) (float64, e
 	if err != nil {
 		return 0, err
 	}
-	if _, err := streams(ctx, p.url, crowd); err != nil {
+	if _, err := streams(ctx, p.url, slowBody, crowd); err != nil {
 		return 0, err
 	}
 	most, err := memory(p.pid, "VmHWM:")

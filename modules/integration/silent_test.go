@@ -58,3 +58,26 @@ func TestR12_SilentEngine(t *testing.T) {
 	wake()
 	eventually(t, "it is back, since it answers", func() bool { return g.replicas(t)[silent.Address].State == "ready" })
 }
+
+// TestS08_AReplicaThatBreaksStreams looks fine until its first token, each time.
+func TestS08_AReplicaThatBreaksStreams(t *testing.T) {
+	breaks := newEngine(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		io.WriteString(w, tokenEvent)
+		cut(w)
+	})
+	good := newEngine(t, events("text/event-stream", tokenEvent, "data: [DONE]\n\n"))
+	g := start(t, one(breaks, good), "\tllm")
+	for range 40 {
+		res, err := http.DefaultClient.Do(g.request(t, t.Context(), http.MethodPost, "/v1/chat/completions", streamRequest))
+		if err != nil {
+			t.Fatal(err)
+		}
+		io.Copy(io.Discard, res.Body)
+		res.Body.Close()
+		if strings.Contains(g.replicas(t)[breaks.Address].Reason, "broken") {
+			return
+		}
+	}
+	t.Errorf("after %d streams it is still used as if nothing were", len(breaks.got()))
+}

@@ -74,7 +74,7 @@ const serverBuffer = 2 << 10
 func (a *attempt) firstToken() {
 	now := a.x.Runtime().Now()
 	a.watch.First(now)
-	a.x.Succeeded()
+	a.x.Alive()
 	a.x.Record(func(r *exchange.Result) { r.FirstToken = now })
 }
 

@@ -66,6 +66,13 @@ func (x *Exchange) MayResend() bool {
 	return allowed && x.MayRetry()
 }
 
+// Alive notes the first word of the current replica's answer.
+func (x *Exchange) Alive() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.slot.Alive()
+}
+
 // Succeeded notes that the current replica answered well, or with an error that
 // the client is to blame for.
 func (x *Exchange) Succeeded() {

@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"math/bits"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,6 +17,10 @@ const (
 	// failuresToOpen is how many failures in a row open it. A refusal (503 or
 	// 429) opens it at once: the replica itself asked for less.
 	failuresToOpen = 3
+	// So do so many of the last 20 requests: one that fails now and then, and
+	// fast, would else look idle and get more than its share.
+	recentFailures = 10
+	recentMask     = 1<<20 - 1
 	// silentToOpen is how many requests must wait in vain at once, while the
 	// replica says nothing to any other either: one or two may just be long.
 	silentToOpen = 3
@@ -28,15 +33,16 @@ const (
 //
 // The zero Breaker is closed. Safe for concurrent use.
 type Breaker struct {
-	until    atomic.Int64 // the end of the pause in Unix ns; 0 while closed
-	probing  atomic.Bool  // the one request is under way
-	failures atomic.Int32 // in a row, while closed
+	until   atomic.Int64  // the end of the pause in Unix ns; 0 while closed
+	probing atomic.Bool   // the one request is under way
+	recent  atomic.Uint32 // the last requests while closed, a bit each, set for a failure
 
-	mu     sync.Mutex // guards what follows, and all changes of what is above
-	pause  time.Duration
-	reason string
-	since  time.Time
-	silent bool // it opened because the replica said nothing
+	mu       sync.Mutex // guards what follows, and all changes of what is above
+	failures int        // in a row, while closed
+	pause    time.Duration
+	reason   string
+	since    time.Time
+	silent   bool // it opened because the replica said nothing
 }
 
 // State is Ready while a request may be sent, Cooling while none may.
@@ -70,19 +76,32 @@ func (b *Breaker) claim(now func() time.Time) (probe, ok bool) {
 	return ok, ok
 }
 
-// Succeeded notes a request that was answered well, or for whose failure its
-// client is to blame.
-func (b *Breaker) Succeeded(probe bool) {
-	if !probe && b.failures.Load() == 0 && b.until.Load() == 0 {
+// Alive notes the first word of an answer. It ends the pause of a replica that
+// was let alone for its silence, and the trial of the one request, but says
+// nothing of how the answer will end.
+func (b *Breaker) Alive(probe bool) {
+	if !probe && b.until.Load() == 0 {
 		return
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	// Requests that were under way when it opened say nothing of now, except
-	// where nothing was said to them.
-	if probe || b.until.Load() == 0 || b.silent {
+	// Else requests that were under way when it opened say nothing of now.
+	if probe || b.silent {
 		b.close()
 	}
+}
+
+// Succeeded notes a request that was answered well, or for whose failure its
+// client is to blame.
+func (b *Breaker) Succeeded(probe bool) {
+	b.Alive(probe)
+	if b.recent.Load() == 0 {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.failures = 0
+	b.recent.Store(b.recent.Load() << 1 & recentMask)
 }
 
 // Refused notes an answer by which the replica asked for less, 503 or 429. The
@@ -99,7 +118,13 @@ func (b *Breaker) Refused(now time.Time, reason string, probe bool, asked, coold
 func (b *Breaker) Failed(now time.Time, reason string, probe bool, cooldown time.Duration) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.failures.Add(1) < failuresToOpen && !probe {
+	if b.until.Load() != 0 && !probe {
+		return false // it was under way when it opened
+	}
+	b.failures++
+	recent := b.recent.Load()<<1&recentMask | 1
+	b.recent.Store(recent)
+	if b.failures < failuresToOpen && bits.OnesCount32(recent) < recentFailures && !probe {
 		return false
 	}
 	b.open(now, reason, probe, 0, cooldown)
@@ -138,7 +163,8 @@ func (b *Breaker) open(now time.Time, reason string, probe bool, asked, cooldown
 		b.since = now
 	}
 	b.reason, b.silent = reason, false
-	b.failures.Store(0)
+	b.failures = 0
+	b.recent.Store(0)
 	b.until.Store(now.Add(min(max(b.pause, asked), cooldown)).UnixNano())
 	b.probing.Store(false)
 }
@@ -146,7 +172,8 @@ func (b *Breaker) open(now time.Time, reason string, probe bool, asked, cooldown
 // close needs mu.
 func (b *Breaker) close() {
 	b.pause, b.reason, b.since, b.silent = 0, "", time.Time{}, false
-	b.failures.Store(0)
+	b.failures = 0
+	b.recent.Store(0)
 	b.until.Store(0)
 	b.probing.Store(false)
 }

@@ -87,21 +87,67 @@ func TestBreakerOpensOnRefusalAtOnce(t *testing.T) {
 	}
 }
 
-func TestBreakerCountsFailuresInARow(t *testing.T) {
+func TestBreakerCountsFailures(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		outcomes string // over and over: s a success, f a failure, b an answer that breaks off
+		opens    bool
+	}{
+		{"in a row", "fff", true},
+		{"answers that break off", "b", true},
+		{"with successes between", "ffsss", false},
+		{"half of all", "fs", true},
+		{"most of all", "ffs", true},
+		{"some break off", "bbsss", false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := hold(t, newClock())
+			for range 20 {
+				for _, o := range c.outcomes {
+					s, ok := send(r)
+					if !ok {
+						if !c.opens {
+							t.Fatal("it opened")
+						}
+						return
+					}
+					if o != 'f' {
+						s.Alive()
+					}
+					if o == 's' {
+						s.Succeeded()
+					} else {
+						s.Failed("reset", cooldown)
+					}
+					s.Release()
+				}
+			}
+			if c.opens {
+				t.Error("it did not open")
+			}
+		})
+	}
+}
+
+// A long stream is no long trial: its first word closes the breaker.
+func TestFirstWordEndsTheTrial(t *testing.T) {
 	c := newClock()
 	r := hold(t, c)
-	for range 20 {
-		for range failuresToOpen - 1 {
-			s, _ := send(r)
-			s.Failed("reset", cooldown)
-			s.Release()
-		}
-		s, ok := send(r)
-		if !ok {
-			t.Fatal("it opened although successes came between")
-		}
-		s.Succeeded()
-		s.Release()
+	s, _ := send(r)
+	s.Refused("503", 0, cooldown)
+	s.Release()
+	c.advance(firstPause)
+	trial, _ := send(r)
+	if r.State() != schedule.Cooling {
+		t.Fatal("more than one on trial")
+	}
+	trial.Alive()
+	if r.State() != schedule.Ready {
+		t.Error("not ready after the first word")
+	}
+	trial.Release()
+	if r.State() != schedule.Ready {
+		t.Error("the end of the request undid it")
 	}
 }
 

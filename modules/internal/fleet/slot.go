@@ -50,12 +50,21 @@ func (s *Slot) Release() {
 	*s = Slot{}
 }
 
+// Alive notes the first word of the answer.
+func (s *Slot) Alive() {
+	if s.replica != nil {
+		s.heard()
+		s.replica.Progressed(s.replica.now())
+		s.replica.Breaker.Alive(s.probe)
+		s.probe = false
+	}
+}
+
 // Succeeded notes that the replica answered well, or with an error that the
 // client is to blame for.
 func (s *Slot) Succeeded() {
 	if s.replica != nil {
 		s.heard()
-		s.replica.Progressed(s.replica.now())
 		s.replica.Breaker.Succeeded(s.probe)
 		s.probe = false
 	}
