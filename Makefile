@@ -12,6 +12,9 @@ LINT         := $(CACHE)/bin/golangci-lint-$(LINT_VERSION)
 # The same flags as xcaddy's, so that `build` and `dist` share the build cache.
 BUILD_FLAGS  := -trimpath -tags nobadger,nomysql,nopgx -ldflags '-w -s'
 FUZZTIME     ?= 30s
+MINUTES      ?= 2
+# Of the soak; none takes one by chance.
+SEED         ?= 0
 LISTEN       ?= 127.0.0.1:8080
 
 .PHONY: help
@@ -64,6 +67,10 @@ dist: ## dist/llmgw, built through xcaddy as xcaddy.json has it
 bench: build ## the numbers that are promised, as ratios measured in one run
 	go test -run '^$$' -bench . -benchmem ./modules/schedule ./modules/internal/...
 	go run ./bench
+
+.PHONY: soak
+soak: build ## load and failing engines for MINUTES (2), then what must hold; SEED repeats a run
+	go run ./soak -minutes $(MINUTES) -seed $(SEED)
 
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZTIME (30s)

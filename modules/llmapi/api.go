@@ -156,11 +156,8 @@ func (h *Handler) answer(x *exchange.Exchange, w http.ResponseWriter, r *http.Re
 	if x.Route.Method != "" && errors.Is(err, exchange.ErrMethod) {
 		w.Header().Set("Allow", x.Route.Method)
 	}
-	if r.ProtoMajor == 1 && (errors.Is(err, exchange.ErrDenied) && r.ContentLength != 0 || r.ContentLength > 0 && r.ContentLength <= maxDrain) {
-		// Go would read what is left of a small body before it answers, to keep
-		// the connection: a client that waits for the answer first would wait
-		// for ever, and nothing is read for a stranger.
-		w.Header().Set("Connection", "close")
+	if r.ProtoMajor == 1 && r.ContentLength != 0 { // it is 0 once the body was read
+		linger(w)
 	}
 	e.Write(w, x.Route.Anthropic)
 	x.Record(func(res *exchange.Result) { res.Status = e.Status })
@@ -169,9 +166,6 @@ func (h *Handler) answer(x *exchange.Exchange, w http.ResponseWriter, r *http.Re
 	}
 	x.Finish(exchange.OutcomeRejected)
 }
-
-// maxDrain is how much of a body Go's server reads for nobody.
-const maxDrain = 256 << 10
 
 // fromCaddy gives a failure inside Caddy's own handlers its class.
 func fromCaddy(he caddyhttp.HandlerError) error {

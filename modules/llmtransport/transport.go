@@ -140,7 +140,7 @@ func failed(ctx context.Context, x *exchange.Exchange, limit, err error) error {
 	var retry bool
 	switch {
 	case limit != nil:
-		x.TimedOut(limit)
+		retry = x.GaveUp(limit)
 	case isShortage(err):
 		x.Fail(exchange.FailWith(exchange.ErrBusy, err, "the gateway has no connection to spare: try again in a moment"))
 	case isOwn(err):

@@ -1,6 +1,7 @@
 package exchange
 
 import (
+	"errors"
 	"net/http"
 	"strings"
 
@@ -11,6 +12,7 @@ import (
 // nothing was sent. It returns whether the request may go to another one.
 func (x *Exchange) ConnectFailed(err error) (retry bool) {
 	if e := x.Endpoint(); e != nil {
+		e.Replica.Health.Dialled(err)
 		e.Replica.Health.ConnectFailed("connect: " + err.Error())
 	}
 	x.Fail(FailWith(ErrReplica, err, "the replica could not be reached"))
@@ -31,11 +33,13 @@ func (x *Exchange) BrokeOff(err error, silent bool) (retry bool) {
 	return x.MayResend()
 }
 
-// TimedOut notes that the current replica took too long. Such a request is
-// never sent again: it may be running.
-func (x *Exchange) TimedOut(cause error) {
+// GaveUp notes that a [Watch] ended the attempt. It returns whether the request
+// may go to another replica: not where the current one took too long, since it
+// may be running there.
+func (x *Exchange) GaveUp(cause error) (retry bool) {
 	x.ReplicaFailed(cause.Error())
 	x.Fail(cause)
+	return errors.Is(cause, errGone) && x.MayResend()
 }
 
 // Refusal notes an answer that is an error. It returns whether the request may

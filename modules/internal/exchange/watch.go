@@ -10,8 +10,8 @@ import (
 )
 
 // Watch holds one attempt to its time limits: until the first token, between
-// two tokens, and in all. When one passes, it ends the attempt with the limit as
-// the cause. The zero Watch watches nothing. First and Came are for the
+// two tokens, and in all; and gives it up when its replica is gone. It ends the
+// attempt with the limit as the cause. The zero Watch watches nothing. First and Came are for the
 // goroutine that reads the answer; Cause and Stop for any.
 type Watch struct {
 	x      *Exchange
@@ -34,7 +34,13 @@ var (
 	errFirstToken = Fail(ErrTimeout, "the replica gave no token in time")
 	errIdleToken  = Fail(ErrTimeout, "the replica stopped giving tokens")
 	errTotal      = Fail(ErrTimeout, "the request took longer than the gateway allows")
+	errGone       = Fail(ErrReplica, "the replica is gone: nobody listens there any more")
 )
+
+// goneAfter is for how long nobody may listen at a replica's address before the
+// requests are given up to which it has not said a word. vLLM keeps their
+// connections open for as long as they care to wait when it is told to end.
+const goneAfter = 5 * time.Second
 
 // Watch starts w over an attempt that began at the given time. end, which must
 // not block, is called with the limit that passed. The caller must call Stop.
@@ -49,7 +55,7 @@ func (x *Exchange) Watch(w *Watch, at time.Time, end func(cause error)) {
 	defer w.mu.Unlock()
 	// The shortest of the limits: it begins anew when it finds that none has
 	// passed, so nothing has to be done when the first token comes.
-	w.timer = time.AfterFunc(min(l.FirstToken, l.IdleToken, l.Total-at.Sub(x.Start)), w.expire)
+	w.timer = time.AfterFunc(min(goneAfter, l.FirstToken, l.IdleToken, l.Total-at.Sub(x.Start)), w.expire)
 }
 
 // Cause returns the limit that passed, or nil.
@@ -94,10 +100,14 @@ func (w *Watch) expire() {
 		return
 	}
 	now, l := w.x.rt.Now(), w.limits
-	limit, cause, silence := l.FirstToken, errFirstToken, now.Sub(time.Unix(0, w.last.Load()))
-	if w.first.Load() {
-		limit, cause = l.IdleToken, errIdleToken
-	} else if silence >= l.IdleToken {
+	limit, cause, step := l.FirstToken, errFirstToken, min(l.IdleToken, goneAfter)
+	silence := now.Sub(time.Unix(0, w.last.Load()))
+	switch {
+	case w.first.Load():
+		limit, cause, step = l.IdleToken, errIdleToken, l.IdleToken
+	case w.replica != nil && w.replica.Health.RefusedFor() >= goneAfter:
+		limit, cause = 0, errGone
+	case silence >= l.IdleToken:
 		w.x.silent(l.IdleToken)
 	}
 	total := l.Total - now.Sub(w.x.Start)
@@ -107,7 +117,7 @@ func (w *Watch) expire() {
 	if left := min(limit-silence, total); left > 0 {
 		// Never in steps that are longer than the shorter limit: the first token
 		// may come meanwhile.
-		w.timer.Reset(min(left, l.IdleToken))
+		w.timer.Reset(min(left, step))
 		return
 	}
 	w.cause = cause

@@ -1,8 +1,10 @@
 package fleet
 
 import (
+	"errors"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/llmgw/llmgw/modules/schedule"
@@ -33,7 +35,8 @@ type Health struct {
 	scrapes int // failed ones in a row while up
 	wake    chan struct{}
 
-	failing atomic.Bool // scrapes is above 0
+	failing atomic.Bool  // scrapes is above 0
+	refused atomic.Int64 // since when nothing but refusals came of dialling it, Unix ns; 0 if never
 }
 
 // State is Ready or Down.
@@ -57,6 +60,28 @@ func (h *Health) ConnectFailed(reason string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.trip(reason)
+}
+
+// Dialled notes how an attempt to connect ended, whoever made it; nil is a
+// success.
+func (h *Health) Dialled(err error) {
+	if !errors.Is(err, syscall.ECONNREFUSED) {
+		if h.refused.Load() != 0 {
+			h.refused.Store(0)
+		}
+		return
+	}
+	h.refused.CompareAndSwap(0, h.now().UnixNano())
+}
+
+// RefusedFor returns for how long nobody has listened at the replica's address:
+// 0 if somebody does, or if it is not known.
+func (h *Health) RefusedFor() time.Duration {
+	since := h.refused.Load()
+	if since == 0 {
+		return 0
+	}
+	return h.now().Sub(time.Unix(0, since))
 }
 
 // ScrapeFailed notes a failed scrape; the third in a row takes the replica

@@ -255,6 +255,11 @@ func (f *Fields) setModel(raw []byte) error {
 	if raw[0] != '"' {
 		return NewError(http.StatusBadRequest, "model", "", "model must be a string")
 	}
+	// Before the escapes are resolved, which puts something valid in the place of
+	// what is not.
+	if !utf8.Valid(raw) {
+		return f.setModelText(string(raw))
+	}
 	return f.setModelText(unquote(raw))
 }
 

@@ -19,6 +19,9 @@ func seedBodies(f *testing.F) {
 	for _, body := range []string{
 		`{"model":"\ud83d\ude00","stream":true,"stream_options":{"\u0069nclude_usage":null}}`, `{"model":"m"}`, " { } ",
 		`{"model":"a\/b","user":"u","n":2,"priority":1,"cache_salt":"s","stream_options":{}}`, `{"model":"m","x":[1.5e-7,-0,"\\"]}`,
+		`{"model":"m","max_tokens":1,"max_output_tokens":2.0,"n":"3"}`, `{"max_output_tokens":2,"model":"m","max_tokens":1e3,"max_completion_tokens":0.5}`,
+		`{"model":"m","messages":[],"prompt":1,"suffix":"","input":{},"system":null,"instructions":"i","tools":[],"query":"q","documents":["d"]}`,
+		`{"model":"m","text_1":"a","text_2":"b","texts":[],"queries":["c"],"user":"\u00e9","stream_options":{"include_usage":false}}`,
 		`{"model":"m","messages":[{"content":[{"url":"data:image/png;base64,` + strings.Repeat("A", minMedia) + `"}]}]}`,
 	} {
 		f.Add([]byte(body))
@@ -123,6 +126,7 @@ func FuzzScan(f *testing.F) {
 				t.Fatalf("span %v of %q is no value", s, body)
 			}
 		}
+		checkFields(t, body, &fields)
 		if fields.PromptBytes < 0 || fields.PromptBytes+fields.MediaBytes > len(body) || fields.N < 0 || fields.MaxTokens < 0 {
 			t.Fatalf("impossible counts: %+v", fields)
 		}

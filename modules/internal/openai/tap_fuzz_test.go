@@ -131,6 +131,9 @@ func checkTap(t *testing.T, stream []byte, seed uint64) {
 	if p != w || p != b {
 		t.Fatalf("the modes see different things:\n%+v\n%+v\n%+v", p, w, b)
 	}
+	if want, known := slowRead(string(stream)); known && p != want {
+		t.Fatalf("in %q it sees\n%+v, want\n%+v", stream, p, want)
+	}
 }
 
 func FuzzTap(f *testing.F) {
@@ -144,6 +147,11 @@ func FuzzTap(f *testing.F) {
 		"data:{\"choices\":[],\"usage\":{}}\r\rdata:[DONE]", "data\ndata:{\"choices\":null,\ndata:\"usage\":1}\n\n",
 		"id:1\r\n\r\n:\n: x\r", "event:message\ndata: {\"usage\":0,\"choices\":[ ]}\n\n\n", "data:{\"error\":{}}\n\ndata: [DONE] \n\n",
 		"data:{\"choices\":[{\"finish_reason\":\"abort\"}]}\n\ndata:[DONE]\n\n", "data:{\"x\":{\"choices\":[1]},\"choices\":[],\"usage\":1}\n\n",
+		"data:{\"choices\":[{\"delta\":{\"type\":\"text\"}}]}\n\n", "event:message_delta\ndata:{\"stop_reason\":\"abort\"}\n\n",
+		"data:{\"type\":\"response.failed\",\"response\":{\"error\":null}}\n\n", "event:message_stop\ndata:{}\n\n",
+		"event:x\ndata:{}\n\n", "data:{\"choices\":[{\"delta\":{\"content\":\"a\",\"reasoning\":\"\"}}]}\n\n",
+		"data:{\"usage\":{\"input_tokens\":1,\"cache_read_input_tokens\":2,\"cache_creation_input_tokens\":3,\"output_tokens\":4}}\n\n",
+		"data:{\"choices\":[{\"text\":\"a\"}],\"x\":1}\n\ndata:{\"choices\":[{\"text\":\"b\"}],\"x\":1}\n\ndata:{\"choices\":[{\"text\":\"\"}],\"x\":1}\n\ndata:{\"choices\":[{\"text\":\"c\"}],\"error\":{}}\n\n",
 	} {
 		f.Add([]byte(s), uint64(len(s)))
 	}

@@ -60,6 +60,7 @@ func (t *Target) get(ctx context.Context, path string) (*http.Response, error) {
 		req.Header.Set("Authorization", "Bearer "+t.APIKey)
 	}
 	res, err := t.Client.Do(req)
+	t.Replica.Health.Dialled(err)
 	if err != nil {
 		// The URL that url.Error repeats is known to whoever reads this.
 		if ue, ok := errors.AsType[*url.Error](err); ok {
