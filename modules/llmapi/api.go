@@ -141,7 +141,8 @@ func check(route *exchange.Route, r *http.Request) error {
 // whatever breaks later than that panics instead of returning.
 func (h *Handler) answer(x *exchange.Exchange, w http.ResponseWriter, r *http.Request, err error) {
 	if r.Context().Err() != nil {
-		return // nobody is there to read it
+		w.WriteHeader(statusClientClosed) // for the log: nobody is there to read it
+		return
 	}
 	// The cause that the exchange keeps says more than what Caddy made of it.
 	if cause := x.Err(); cause != nil {

@@ -46,7 +46,8 @@ const streamCloseDelay = 30 * time.Minute
 //		llm_api { ... }
 //		llm_keys { ... }
 //		llm_models
-//		reverse_proxy {
+//		llm_proxy
+//		reverse_proxy { # for WebSockets
 //			dynamic llm
 //			transport llm
 //			lb_policy first
@@ -96,6 +97,7 @@ func parseLLM(h httpcaddyfile.Helper) ([]httpcaddyfile.ConfigValue, error) {
 		caddyconfig.JSONModuleObject(api, "handler", "llm_api", nil),
 		caddyconfig.JSONModuleObject(keysHandler, "handler", "llm_keys", nil),
 		caddyconfig.JSONModuleObject(struct{}{}, "handler", "llm_models", nil),
+		caddyconfig.JSONModuleObject(struct{}{}, "handler", "llm_proxy", nil),
 		caddyconfig.JSONModuleObject(proxy, "handler", "reverse_proxy", nil),
 	}}
 	if matcher != nil {

@@ -10,15 +10,14 @@ import (
 	"strings"
 	"time"
 
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
-
 	"github.com/llmgw/llmgw/modules/internal/exchange"
 	"github.com/llmgw/llmgw/modules/internal/openai"
 )
 
 // answered prepares a replica's answer for the client: headers, errors, and
-// what watches the body go by.
-func (a *attempt) answered(res *http.Response) (*http.Response, error) {
+// what watches the body go by. It returns no answer, and retry, if the request
+// is to go to another replica.
+func (a *attempt) answered(res *http.Response) (_ *http.Response, retry bool, _ error) {
 	x, at := a.x, a.x.Runtime().Now()
 	if e := x.Endpoint(); e != nil && res.StatusCode < 500 {
 		e.Replica.Health.Answered()
@@ -28,7 +27,7 @@ func (a *attempt) answered(res *http.Response) (*http.Response, error) {
 		setHeaders(x, res)
 		a.watch.Stop()
 		x.Succeeded()
-		return res, nil // from here on it is a tunnel
+		return res, false, nil // from here on it is a tunnel
 	}
 	if res.StatusCode >= 300 {
 		defer a.watch.Stop()
@@ -51,24 +50,14 @@ func (a *attempt) answered(res *http.Response) (*http.Response, error) {
 		eventStream(res)
 	case jsonType:
 		a.watch.First(at)
-		if res.ContentLength > 0 && res.ContentLength <= serverBuffer && res.Request.ProtoAtLeast(1, 1) {
-			delete(res.Header, "Content-Length")
-		}
 		unary := openai.NewUnary(res.Body)
 		a.src, a.result = unary, unary.Result
 	default:
 		a.watch.First(at)
 	}
 	res.Body = a
-	return res, nil
+	return res, false, nil
 }
-
-// serverBuffer is up to which size Go's server finds out an answer's length by
-// itself, when it sends it as a whole. It does so behind the header map, which
-// Content-Length as its ninth entry would make grow, for a tenth of all that the
-// gateway's own work costs. Not for a client of HTTP/1.0, which could not tell
-// by anything else that an answer was cut.
-const serverBuffer = 2 << 10
 
 // firstToken notes the first token of a stream.
 func (a *attempt) firstToken() {
@@ -149,12 +138,11 @@ const maxError = 64 << 10
 // errorTimeout bounds the reading of an engine's error body.
 const errorTimeout = 5 * time.Second
 
-// errRefused makes Caddy ask for another replica.
-var errRefused = reverseproxy.NewDialError(errors.New("the replica refused the request"))
+var errRefused = errors.New("the replica refused the request")
 
 // refused turns an engine's error into OpenAI's shape, or sends the request to
 // another replica.
-func refused(x *exchange.Exchange, res *http.Response) (*http.Response, error) {
+func refused(x *exchange.Exchange, res *http.Response) (_ *http.Response, retry bool, _ error) {
 	stop := time.AfterFunc(errorTimeout, func() { res.Body.Close() })
 	// What could be read of it is the best there is.
 	body, _ := io.ReadAll(io.LimitReader(res.Body, maxError))
@@ -180,7 +168,7 @@ func refused(x *exchange.Exchange, res *http.Response) (*http.Response, error) {
 		}
 	}
 	if x.Refusal(e) {
-		return nil, errRefused
+		return nil, true, errRefused
 	}
 	outcome := exchange.OutcomeClientError
 	if e.Status >= 500 || e.Status == http.StatusTooManyRequests {
@@ -199,5 +187,5 @@ func refused(x *exchange.Exchange, res *http.Response) (*http.Response, error) {
 	res.Body = io.NopCloser(bytes.NewReader(text))
 	res.Trailer = nil
 	setHeaders(x, res)
-	return res, nil
+	return res, false, nil
 }

@@ -104,40 +104,46 @@ func (t *Transport) Cleanup() error {
 	return nil
 }
 
-// RoundTrip implements http.RoundTripper. An error that Caddy may retry on
-// another replica is a reverseproxy.DialError.
+// RoundTrip implements http.RoundTripper for Caddy's reverse proxy. An error
+// that may be retried on another replica is a reverseproxy.DialError.
 func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	x := llmgw.Exchange(r.Context())
 	if x == nil {
 		// A static upstream, picked by lb_policy: there is nothing to watch for.
 		return t.byTLS[catalog.TLS{}].RoundTrip(r)
 	}
-	// Header operations of the route, if there are any, make Caddy copy the
-	// client's headers anew for each attempt, so this comes last.
-	x.Authorize(r.Header)
-	a := &attempt{x: x}
-	res, err := a.send(t, r)
-	if err != nil {
-		a.watch.Stop()
-		return nil, failed(r.Context(), x, a.watch.Cause(), err)
-	}
-	res, err = a.answered(res)
-	if err == nil && !t.debug && res.StatusCode != http.StatusSwitchingProtocols {
+	res, retry, err := t.attempt(x, r)
+	switch {
+	case err == nil && !t.debug && res.StatusCode != http.StatusSwitchingProtocols:
 		// Caddy writes them down now, for a debug line that nobody reads.
 		r.Header = nil
+	case retry:
+		err = reverseproxy.NewDialError(err)
 	}
 	return res, err
 }
 
+// attempt sends a request that [exchange.Exchange.Direct] has prepared to the
+// exchange's replica. Without an answer it returns whether to pick another one.
+func (t *Transport) attempt(x *exchange.Exchange, r *http.Request) (res *http.Response, retry bool, err error) {
+	// Header operations of a hand-written route, if there are any, make Caddy copy
+	// the client's headers anew for each attempt, so this comes last.
+	x.Authorize(r.Header)
+	a := &attempt{x: x}
+	if res, err = a.send(t, r); err != nil {
+		a.watch.Stop()
+		return failed(r.Context(), x, a.watch.Cause(), err)
+	}
+	return a.answered(res)
+}
+
 // failed notes what a round trip without an answer means; limit is the time
-// limit that ended it, or nil. The error that it returns is a DialError, by which Caddy asks for another replica, or ends the
-// request.
-func failed(ctx context.Context, x *exchange.Exchange, limit, err error) error {
+// limit that ended it, or nil.
+func failed(ctx context.Context, x *exchange.Exchange, limit, err error) (_ *http.Response, retry bool, _ error) {
 	if ctx.Err() != nil {
 		x.Finish(exchange.OutcomeCancelled)
-		return context.Canceled
+		return nil, false, context.Canceled
 	}
-	var retry bool
 	switch {
 	case limit != nil:
 		retry = x.GaveUp(limit)
@@ -150,11 +156,8 @@ func failed(ctx context.Context, x *exchange.Exchange, limit, err error) error {
 	default:
 		retry = x.BrokeOff(err, isBreak(err))
 	}
-	if retry {
-		return reverseproxy.NewDialError(err)
-	}
 	// Caddy must not take it for a DialError, whatever it was.
-	return fmt.Errorf("%w: %v", exchange.ErrReplica, err) //nolint:errorlint // its kind is what is hidden
+	return nil, retry, fmt.Errorf("%w: %v", exchange.ErrReplica, err) //nolint:errorlint // its kind is what is hidden
 }
 
 // isShortage reports whether this machine, not the replica, is the reason.

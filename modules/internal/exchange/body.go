@@ -269,6 +269,7 @@ func (x *Exchange) Direct(r *http.Request) bool {
 		r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(spliced.NewReader()), nil }
 	}
 	r.ContentLength = spliced.Len()
+	r.TransferEncoding, r.Trailer = nil, nil // of the client's body
 	return true
 }
 

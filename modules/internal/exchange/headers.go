@@ -4,6 +4,7 @@ import (
 	"encoding/hex"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -117,4 +118,36 @@ func clip(s string, n int) string {
 		n--
 	}
 	return s[:n] + "…"
+}
+
+// Outgoing returns the header of a client's request that replicas may see, in a
+// map of its own with room for a few more entries. Values are shared with in, so
+// they must not be changed. What is between the client and the gateway is left
+// out: credentials, wishes, and what belongs to the connection (RFC 9110, section
+// 7.6.1).
+func (x *Exchange) Outgoing(in http.Header) http.Header {
+	out := make(http.Header, min(len(in), 8))
+	for name, values := range in {
+		if !own(name) && !reserved(name) {
+			out[name] = values
+		}
+	}
+	for _, v := range in["Connection"] {
+		for name := range strings.SplitSeq(v, ",") {
+			delete(out, http.CanonicalHeaderKey(strings.TrimSpace(name)))
+		}
+	}
+	out["X-Request-Id"] = []string{x.ID}
+	return out
+}
+
+// own reports whether a header is for the gateway, or said by it to replicas in
+// its own words.
+func own(name string) bool {
+	switch name {
+	case "Connection", "Proxy-Connection", "Keep-Alive", "Te", "Trailer", "Transfer-Encoding", "Upgrade", "Expect",
+		"Accept-Encoding", "Content-Length", "X-Request-Id":
+		return true
+	}
+	return slices.Contains(credentials, name)
 }
