@@ -29,7 +29,9 @@ const tokenEvent = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"a\
 
 // TestR16_WhatIsSentAgain: which failures go to another replica, and which
 // would only generate twice.
-func TestR16_WhatIsSentAgain(t *testing.T) {
+func TestR16_WhatIsSentAgain(t *testing.T) { bothPaths(t, whatIsSentAgain) }
+
+func whatIsSentAgain(t *testing.T, site string) {
 	status := func(code int, body string) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Retry-After", "1")
@@ -76,7 +78,7 @@ func TestR16_WhatIsSentAgain(t *testing.T) {
 				answer(w, r)
 			}
 			a, b := newEngine(t, first), newEngine(t, first)
-			g := start(t, one(a, b)+"\n\t\treliability {\n\t\t\t"+c.option+"\n\t\t}", "\tllm")
+			g := start(t, one(a, b)+"\n\t\treliability {\n\t\t\t"+c.option+"\n\t\t}", site)
 			res, err := http.DefaultClient.Do(g.request(t, t.Context(), http.MethodPost, "/v1/chat/completions", request))
 			if err != nil {
 				t.Fatal(err)
@@ -98,11 +100,13 @@ func TestR16_WhatIsSentAgain(t *testing.T) {
 
 // TestC02_TheSameBytesGoToTheNextReplica: a large body after a refused
 // connection.
-func TestC02_TheSameBytesGoToTheNextReplica(t *testing.T) {
+func TestC02_TheSameBytesGoToTheNextReplica(t *testing.T) { bothPaths(t, sameBytes) }
+
+func sameBytes(t *testing.T, site string) {
 	dead := newEngine(t, answer)
 	dead.Close()
 	e := newEngine(t, answer)
-	g := start(t, one(dead, e), "\tllm")
+	g := start(t, one(dead, e), site)
 	for _, n := range []int{2, 5 << 20} {
 		body := `{"model":"m","x":"` + strings.Repeat("b", n) + `"}`
 		for range 4 {
@@ -118,14 +122,16 @@ func TestC02_TheSameBytesGoToTheNextReplica(t *testing.T) {
 }
 
 // TestWhenAllRefuse: the engines' own last answer is passed on.
-func TestWhenAllRefuse(t *testing.T) {
+func TestWhenAllRefuse(t *testing.T) { bothPaths(t, whenAllRefuse) }
+
+func whenAllRefuse(t *testing.T, site string) {
 	busy := func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Retry-After", "9")
 		w.WriteHeader(http.StatusTooManyRequests)
 		io.WriteString(w, `{"error":{"message":"the engine is busy","type":"x","code":429}}`)
 	}
 	a, b := newEngine(t, busy), newEngine(t, busy)
-	g := start(t, one(a, b), "\tllm")
+	g := start(t, one(a, b), site)
 	res, text := g.post(t, "/v1/chat/completions", request)
 	isError(t, res, text, http.StatusTooManyRequests)
 	if !strings.Contains(text, "the engine is busy") || res.Header.Get("Retry-After") != "9" {
@@ -143,7 +149,9 @@ func TestWhenAllRefuse(t *testing.T) {
 }
 
 // TestS08_AStreamThatBreaks: no second attempt, and no clean end.
-func TestS08_AStreamThatBreaks(t *testing.T) {
+func TestS08_AStreamThatBreaks(t *testing.T) { bothPaths(t, streamThatBreaks) }
+
+func streamThatBreaks(t *testing.T, site string) {
 	breaks := func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		for range 5 {
@@ -152,7 +160,7 @@ func TestS08_AStreamThatBreaks(t *testing.T) {
 		cut(w)
 	}
 	a, b := newEngine(t, breaks), newEngine(t, breaks)
-	g := start(t, one(a, b), "\tllm")
+	g := start(t, one(a, b), site)
 	res, err := http.DefaultClient.Do(g.request(t, t.Context(), http.MethodPost, "/v1/chat/completions", streamRequest))
 	if err != nil {
 		t.Fatal(err)
@@ -180,7 +188,9 @@ func TestS08_AStreamThatBreaks(t *testing.T) {
 }
 
 // TestS13_CancelReachesTheEngine in all phases of a request.
-func TestS13_CancelReachesTheEngine(t *testing.T) {
+func TestS13_CancelReachesTheEngine(t *testing.T) { bothPaths(t, cancelReaches) }
+
+func cancelReaches(t *testing.T, site string) {
 	gone := make(chan time.Time, 1)
 	arrived := make(chan struct{}, 1)
 	e := newEngine(t, func(w http.ResponseWriter, r *http.Request) {
@@ -193,7 +203,7 @@ func TestS13_CancelReachesTheEngine(t *testing.T) {
 		<-r.Context().Done()
 		gone <- time.Now()
 	})
-	g := start(t, one(e), "\tllm")
+	g := start(t, one(e), site)
 	for _, body := range []string{request, streamRequest} {
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan struct{})

@@ -11,6 +11,8 @@ import (
 func TestByHand(t *testing.T) {
 	for name, site := range map[string]string{
 		"all":         "\troute {\n\t\tllm_api\n\t\tllm_keys\n\t\tllm_models\n\t\treverse_proxy {\n\t\t\tdynamic llm\n\t\t\ttransport llm\n\t\t}\n\t}",
+		"proxy":       "\troute {\n\t\tllm_api\n\t\tllm_keys\n\t\tllm_proxy\n\t}",
+		"proxy alone": "\tllm_proxy",
 		"source":      "\treverse_proxy {\n\t\tdynamic llm\n\t\ttransport llm\n\t}",
 		"http":        "\treverse_proxy {\n\t\tdynamic llm\n\t}",
 		"header":      "\treverse_proxy {\n\t\tdynamic llm\n\t\ttransport llm\n\t\theader_up X-Extra 1\n\t}",
