@@ -53,6 +53,8 @@ func whatIsSentAgain(t *testing.T, site string) {
 		{"503", "", status(503, "busy"), 200, true},
 		{"429", "", status(429, "busy"), 200, true},
 		{"shutdown of vLLM", "", status(500, `{"error":{"message":"cannot schedule new futures after shutdown"}}`), 200, true},
+		{"vLLM's core died", "", status(500, `{"error":{"message":"EngineCore encountered an issue. See stack trace (above) for the root cause.","code":500}}`), 200, true},
+		{"the same, not allowed", "resend_after_send off", status(500, `{"error":{"message":"EngineCore encountered an issue. See stack trace (above) for the root cause.","code":500}}`), 500, false},
 		{"reset", "", reset, 200, true},
 		{"reset, not allowed", "resend_after_send off", reset, 502, false},
 		{"no retries", "retries 0", status(503, "busy"), 503, false},

@@ -1,6 +1,7 @@
 package llmtransport
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -122,18 +123,11 @@ func outgoing(x *exchange.Exchange, r *http.Request) http.Header {
 		proto = "https"
 	}
 	tell("X-Forwarded-For", chain)
-	tell("X-Forwarded-Proto", or(said("X-Forwarded-Proto"), proto))
-	tell("X-Forwarded-Host", or(said("X-Forwarded-Host"), r.Host))
+	tell("X-Forwarded-Proto", cmp.Or(said("X-Forwarded-Proto"), proto))
+	tell("X-Forwarded-Host", cmp.Or(said("X-Forwarded-Host"), r.Host))
 	via := strconv.Itoa(r.ProtoMajor) + "." + strconv.Itoa(r.ProtoMinor) + " Caddy"
 	h["Via"] = append(slices.Clip(h["Via"]), via)
 	return h
-}
-
-func or(a, b string) string {
-	if a != "" {
-		return a
-	}
-	return b
 }
 
 // hopByHop are the headers of an answer that belong to the connection that it

@@ -52,12 +52,25 @@ func (x *Exchange) Refusal(e *openai.Error) (retry bool) {
 			x.Fail(e)
 			return true
 		}
+	case engineDied(e):
+		x.ReplicaFailed("the engine died")
+		if x.MayResend() {
+			x.Fail(e)
+			return true
+		}
 	case e.Status >= http.StatusInternalServerError && e.Status != http.StatusNotImplemented:
 		x.ReplicaFailed("status " + http.StatusText(e.Status))
 	default:
 		x.Succeeded() // it is the client's own fault
 	}
 	return false
+}
+
+// engineDied knows the answers by which an engine says that the process died
+// which worked on the request: vLLM's front sends them for what it had when its
+// core ends, by a crash or by SIGTERM. That is a connection that broke, in words.
+func engineDied(e *openai.Error) bool {
+	return e.Status == http.StatusInternalServerError && strings.Contains(e.Message, "EngineCore encountered an issue")
 }
 
 // nothingStarted knows the answers, other than 503 and 429, by which an engine
