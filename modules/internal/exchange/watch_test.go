@@ -112,7 +112,7 @@ func TestGoneReplica(t *testing.T) {
 					t.Fatalf("ended by %v, want %v", cause, c.cause)
 				}
 				again := w.x.GaveUp(w.Cause())
-				if want := c.cause == errGone; again != want {
+				if want := errors.Is(c.cause, errGone); again != want {
 					t.Errorf("to be sent again: %v, want %v", again, want)
 				}
 				if w.x.GaveUp(w.Cause()) {
