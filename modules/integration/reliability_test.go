@@ -25,6 +25,16 @@ func cut(w http.ResponseWriter) {
 	conn.Close()
 }
 
+// cutSilently resets the connection of a request without a byte of an answer.
+func cutSilently(w http.ResponseWriter) {
+	conn, _, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		panic(err)
+	}
+	conn.(*net.TCPConn).SetLinger(0)
+	conn.Close()
+}
+
 const tokenEvent = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"a\"},\"finish_reason\":null}]}\n\n"
 
 // TestR16_WhatIsSentAgain: which failures go to another replica, and which
@@ -39,11 +49,7 @@ func whatIsSentAgain(t *testing.T, site string) {
 			io.WriteString(w, body)
 		}
 	}
-	reset := func(w http.ResponseWriter, _ *http.Request) {
-		conn, _, _ := http.NewResponseController(w).Hijack()
-		conn.(*net.TCPConn).SetLinger(0)
-		conn.Close()
-	}
+	reset := func(w http.ResponseWriter, _ *http.Request) { cutSilently(w) }
 	for _, c := range []struct {
 		name, option string
 		fails        http.HandlerFunc

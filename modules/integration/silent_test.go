@@ -14,22 +14,23 @@ func TestR12_SilentEngine(t *testing.T) {
 	wakes := make(chan struct{})
 	wake := sync.OnceFunc(func() { close(wakes) })
 	defer wake()
+	tokens := events("text/event-stream", tokenEvent, "data: [DONE]\n\n")
 	silent := newEngine(t, func(w http.ResponseWriter, r *http.Request) {
 		select {
 		case <-wakes:
-			answer(w, r)
+			tokens(w, r)
 		case <-r.Context().Done():
 		}
 	})
 	silent.setPage(page(0, 0, 0))
-	good := newEngine(t, answer)
+	good := newEngine(t, tokens)
 	g := start(t, one(silent, good)+"\n\t\treliability {\n\t\t\tidle_token_timeout 200ms\n\t\t\tfirst_token_timeout 50s\n\t\t}", "\tllm {\n\t\tdebug_headers on\n\t}")
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer wake()
 	ask := func(headers ...string) {
 		wg.Go(func() {
-			res, err := http.DefaultClient.Do(g.request(t, t.Context(), http.MethodPost, "/v1/chat/completions", request, headers...))
+			res, err := http.DefaultClient.Do(g.request(t, t.Context(), http.MethodPost, "/v1/chat/completions", streamRequest, headers...))
 			if err != nil {
 				t.Error(err)
 				return

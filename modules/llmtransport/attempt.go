@@ -30,7 +30,11 @@ func (a *attempt) send(t *Transport, r *http.Request) (*http.Response, error) {
 	at := a.x.Sending()
 	if h1.Supports(r) {
 		a.x.Watch(&a.watch, at, a.abort.Do)
-		return t.fast.Do(r, &a.abort)
+		res, err := t.fast.Do(r, &a.abort)
+		if a.abort.Resent() {
+			a.x.Resent()
+		}
+		return res, err
 	}
 	ctx, cancel := context.WithCancelCause(r.Context())
 	a.x.Watch(&a.watch, at, cancel)

@@ -26,10 +26,9 @@ func namedBreak(error) []byte {
 
 // Read implements io.Reader.
 func (a *attempt) Read(p []byte) (int, error) {
+	a.watch.Reading()
 	n, err := a.src.Read(p)
-	if n > 0 {
-		a.watch.Came()
-	}
+	a.watch.Read()
 	if err == nil {
 		return n, nil
 	}
@@ -69,10 +68,12 @@ func (a *attempt) Close() error {
 	})
 	outcome := a.outcome(seen)
 	switch outcome {
-	case exchange.OutcomeOK:
+	case exchange.OutcomeOK, exchange.OutcomeClientError:
 		a.x.Succeeded()
 	case exchange.OutcomeBroken, exchange.OutcomeEngineError:
-		a.x.ReplicaFailed("answer: " + string(outcome))
+		if !exchange.IsTotal(a.watch.Cause()) {
+			a.x.ReplicaFailed("answer: " + string(outcome))
+		}
 	}
 	a.x.Finish(outcome)
 	a.watch.Stop()
@@ -81,6 +82,8 @@ func (a *attempt) Close() error {
 
 func (a *attempt) outcome(seen openai.Result) exchange.Outcome {
 	switch {
+	case seen.ClientError && !seen.Aborted:
+		return exchange.OutcomeClientError
 	case seen.ErrorFrame || seen.Aborted:
 		return exchange.OutcomeEngineError
 	case seen.Complete, seen.Done:

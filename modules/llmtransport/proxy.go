@@ -64,29 +64,36 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp
 	if x.Route.Kind == exchange.KindUpgrade {
 		return next.ServeHTTP(w, r)
 	}
+	res, err := p.ask(x, r)
+	if err != nil {
+		// The status is for routes without llm_api, which knows better.
+		return caddyhttp.Error(exchange.Answer(err).Status, err)
+	}
+	pass(w, r, res)
+	return nil
+}
+
+// ask gets an answer from one replica or another.
+func (p *Proxy) ask(x *exchange.Exchange, r *http.Request) (*http.Response, error) {
 	if err := x.Read(r); err != nil {
-		return err
+		return nil, err
 	}
 	if err := x.Resolve(); err != nil {
-		return err
+		return nil, err
 	}
 	out := r.WithContext(r.Context())
 	out.URL, out.Header, out.Close = new(url.URL), outgoing(x, r), false
 	for {
 		if x.Pick() == nil || !x.Direct(out) {
 			if err := x.Err(); err != nil {
-				return err
+				return nil, err
 			}
-			return context.Canceled // it has ended under us
+			return nil, context.Canceled // it has ended under us
 		}
 		out.URL.Host = x.Endpoint().Replica.URL.Host
 		res, retry, err := p.transport.attempt(x, out)
-		if err == nil {
-			pass(w, r, res)
-			return nil
-		}
 		if !retry {
-			return err
+			return res, err
 		}
 	}
 }
@@ -100,6 +107,12 @@ func outgoing(x *exchange.Exchange, r *http.Request) http.Header {
 	said := func(name string) string {
 		if trusted {
 			return strings.Join(h[name], ", ")
+		}
+		return ""
+	}
+	last := func(name string) string {
+		if v := h[name]; trusted && len(v) > 0 {
+			return v[len(v)-1]
 		}
 		return ""
 	}
@@ -123,16 +136,22 @@ func outgoing(x *exchange.Exchange, r *http.Request) http.Header {
 		proto = "https"
 	}
 	tell("X-Forwarded-For", chain)
-	tell("X-Forwarded-Proto", cmp.Or(said("X-Forwarded-Proto"), proto))
-	tell("X-Forwarded-Host", cmp.Or(said("X-Forwarded-Host"), r.Host))
+	tell("X-Forwarded-Proto", cmp.Or(last("X-Forwarded-Proto"), proto))
+	tell("X-Forwarded-Host", cmp.Or(last("X-Forwarded-Host"), r.Host))
 	via := strconv.Itoa(r.ProtoMajor) + "." + strconv.Itoa(r.ProtoMinor) + " Caddy"
 	h["Via"] = append(slices.Clip(h["Via"]), via)
+	if h["User-Agent"] == nil {
+		h["User-Agent"] = []string{""} // Go would name itself
+	}
+	if r.TLS != nil && !r.TLS.HandshakeComplete {
+		h["Early-Data"] = []string{"1"} // RFC 8470: it may be a replay
+	}
 	return h
 }
 
 // hopByHop are the headers of an answer that belong to the connection that it
 // came over.
-var hopByHop = []string{"Connection", "Proxy-Connection", "Keep-Alive", "Te", "Trailer", "Transfer-Encoding", "Upgrade"}
+var hopByHop = []string{"Connection", "Proxy-Connection", "Keep-Alive", "Te", "Trailer", "Transfer-Encoding", "Upgrade", "Alt-Svc", "Proxy-Authenticate"}
 
 // copyBuffers are what bytes go through on their way to clients.
 var copyBuffers = sync.Pool{New: func() any { return new([16 << 10]byte) }}

@@ -153,6 +153,10 @@ func failed(ctx context.Context, x *exchange.Exchange, limit, err error) (_ *htt
 		x.Fail(fmt.Errorf("%w: %w", exchange.ErrInternal, err))
 	case isDial(err):
 		retry = x.ConnectFailed(err)
+	case isRefusal(err):
+		// It had been sent before: the replica died with it.
+		x.Unreachable(err)
+		retry = x.BrokeOff(err, true)
 	default:
 		retry = x.BrokeOff(err, isBreak(err))
 	}
@@ -185,10 +189,17 @@ func isBreak(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)
 }
 
+// isRefusal reports whether a request that was to be sent anew found no
+// connection.
+func isRefusal(err error) bool {
+	fast, ok := errors.AsType[*h1.Error](err)
+	return ok && fast.Op == h1.OpDial && fast.Sent
+}
+
 // isDial reports whether no connection was made, so that nothing was sent.
 func isDial(err error) bool {
 	if fast, ok := errors.AsType[*h1.Error](err); ok {
-		return fast.Op == h1.OpDial
+		return fast.Op == h1.OpDial && !fast.Sent
 	}
 	_, ok := errors.AsType[reverseproxy.DialError](err)
 	return ok

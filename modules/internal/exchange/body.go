@@ -265,7 +265,7 @@ func (x *Exchange) Direct(r *http.Request) bool {
 	// The body to be had again is what lets a transport send a request anew on
 	// its own, where a kept connection turned out to be closed.
 	r.GetBody = nil
-	if x.serving.Reliability.ResendAfterSend {
+	if x.serving.Reliability.ResendAfterSend && !x.resent {
 		r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(spliced.NewReader()), nil }
 	}
 	r.ContentLength = spliced.Len()

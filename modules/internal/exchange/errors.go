@@ -97,6 +97,13 @@ func Answer(err error) *openai.Error {
 	return openai.NewError(http.StatusInternalServerError, "", "internal_error", "the gateway failed to handle the request")
 }
 
+// Refused reports whether an error is an engine's own, kept because no replica
+// was left that would have done better.
+func Refused(err error) bool {
+	e, ok := errors.AsType[*openai.Error](err)
+	return ok && (e.Status >= http.StatusInternalServerError || e.Status == http.StatusTooManyRequests)
+}
+
 // Label returns the class of a failure as a metric label, from a closed set.
 func Label(err error) string {
 	if errors.Is(err, context.Canceled) {
@@ -107,7 +114,10 @@ func Label(err error) string {
 			return c.label
 		}
 	}
-	if e, ok := errors.AsType[*openai.Error](err); ok && e.Status < http.StatusInternalServerError {
+	switch e, ok := errors.AsType[*openai.Error](err); {
+	case ok && Refused(e):
+		return "replica_failed"
+	case ok && e.Status < http.StatusInternalServerError:
 		return "bad_request"
 	}
 	return "internal"

@@ -71,10 +71,10 @@ func TestAnswerToErrorsWithoutAClass(t *testing.T) {
 		label  string
 	}{
 		"an engine's answer": {
-			openai.NewError(429, "", "rate_limit", "slow down"), 429, "slow down", "bad_request",
+			openai.NewError(429, "", "rate_limit", "slow down"), 429, "slow down", "replica_failed",
 		},
 		"an engine's failure": {
-			openai.NewError(500, "", "", "CUDA error"), 500, "CUDA error", "internal",
+			openai.NewError(500, "", "", "CUDA error"), 500, "CUDA error", "replica_failed",
 		},
 		"one that is wrapped": {
 			fmt.Errorf("outer: %w", openai.NewError(400, "n", "", "n is too large")), 400, "n is too large", "bad_request",

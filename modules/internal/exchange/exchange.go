@@ -58,6 +58,8 @@ type Exchange struct {
 	failed bool // no replica was left
 	resent bool // after a connection broke without an answer
 
+	retries bool // a retry was taken from the budget, and no replica picked for it yet
+
 	serving *catalog.Model // the one whose replicas are tried: Model, or a fallback
 	tries   int            // how many of them were picked
 	passed  int            // how many of Model's fallbacks were taken or passed over

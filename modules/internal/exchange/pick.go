@@ -78,6 +78,8 @@ func (x *Exchange) pick() (*catalog.Endpoint, error) {
 	if x.attempts == 0 {
 		x.rt.Retry.Deposit()
 	}
+	retries := x.retries
+	x.retries = false
 	for {
 		e, err := x.pickServing()
 		if e != nil {
@@ -85,6 +87,9 @@ func (x *Exchange) pick() (*catalog.Endpoint, error) {
 		}
 		other := x.fallback()
 		if other == nil {
+			if retries {
+				x.rt.Retry.Give() // others may have more use for it
+			}
 			return nil, err
 		}
 		x.serving, x.tries = other, 0

@@ -34,6 +34,9 @@ func (b *RetryBudget) Deposit() {
 	}
 }
 
+// Give gives one back that was not needed.
+func (b *RetryBudget) Give() { b.saved.Add(1000) }
+
 // Take takes one retry, or returns false if there is none.
 func (b *RetryBudget) Take(now time.Time) bool {
 	for {
@@ -53,7 +56,8 @@ func (b *RetryBudget) Take(now time.Time) bool {
 func (x *Exchange) MayRetry() bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	return (x.tries <= x.serving.Reliability.Retries || x.fallback() != nil) && x.rt.Retry.Take(x.rt.Now())
+	x.retries = (x.tries <= x.serving.Reliability.Retries || x.fallback() != nil) && x.rt.Retry.Take(x.rt.Now())
+	return x.retries
 }
 
 // MayResend does so for a request whose connection broke without an answer: that
@@ -71,6 +75,14 @@ func (x *Exchange) Alive() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.slot.Alive()
+}
+
+// Resent notes that the request was sent anew to the current replica, over
+// another connection, by the transport itself: that is the one time.
+func (x *Exchange) Resent() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.resent = true
 }
 
 // Succeeded notes that the current replica answered well, or with an error that

@@ -11,12 +11,17 @@ import (
 // ConnectFailed notes that the current replica could not be reached, so that
 // nothing was sent. It returns whether the request may go to another one.
 func (x *Exchange) ConnectFailed(err error) (retry bool) {
+	x.Unreachable(err)
+	x.Fail(FailWith(ErrReplica, err, "the replica could not be reached"))
+	return x.MayRetry()
+}
+
+// Unreachable notes that no connection could be made to the current replica.
+func (x *Exchange) Unreachable(err error) {
 	if e := x.Endpoint(); e != nil {
 		e.Replica.Health.Dialled(err)
 		e.Replica.Health.ConnectFailed("connect: " + err.Error())
 	}
-	x.Fail(FailWith(ErrReplica, err, "the replica could not be reached"))
-	return x.MayRetry()
 }
 
 // BrokeOff notes that no answer came over the connection to the current
@@ -37,7 +42,9 @@ func (x *Exchange) BrokeOff(err error, silent bool) (retry bool) {
 // may go to another replica: not where the current one took too long, since it
 // may be running there.
 func (x *Exchange) GaveUp(cause error) (retry bool) {
-	x.ReplicaFailed(cause.Error())
+	if !IsTotal(cause) {
+		x.ReplicaFailed(cause.Error())
+	}
 	x.Fail(cause)
 	return errors.Is(cause, errGone) && x.MayResend()
 }

@@ -1,6 +1,7 @@
 package exchange
 
 import (
+	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -11,8 +12,8 @@ import (
 
 // Watch holds one attempt to its time limits: until the first token, between
 // two tokens, and in all; and gives it up when its replica is gone. It ends the
-// attempt with the limit as the cause. The zero Watch watches nothing. First and Came are for the
-// goroutine that reads the answer; Cause and Stop for any.
+// attempt with the limit as the cause. The zero Watch watches nothing. First, Reading and Read are for
+// the goroutine that reads the answer; Cause and Stop for any.
 type Watch struct {
 	x      *Exchange
 	end    func(cause error)
@@ -21,6 +22,8 @@ type Watch struct {
 	replica *fleet.Replica
 	last    atomic.Int64 // when the replica last gave something, Unix ns
 	first   atomic.Bool  // the first token, or the answer, has come
+	reads   atomic.Bool  // the replica is being waited for, and not the client
+	gives   bool         // up what a replica that is gone has not begun
 
 	mu      sync.Mutex
 	timer   *time.Timer
@@ -51,6 +54,7 @@ func (x *Exchange) Watch(w *Watch, at time.Time, end func(cause error)) {
 		w.replica = e.Replica
 	}
 	l := w.limits
+	w.gives = l.ResendAfterSend && !x.resent
 	w.mu.Lock() // the limit may pass at once
 	defer w.mu.Unlock()
 	// The shortest of the limits: it begins anew when it finds that none has
@@ -65,24 +69,33 @@ func (w *Watch) Cause() error {
 	return w.cause
 }
 
+// IsTotal reports whether the limit that passed is the total one: the replica is
+// not to blame for it.
+func IsTotal(cause error) bool { return errors.Is(cause, errTotal) }
+
 // First notes that the first token, or the answer, has come.
 func (w *Watch) First(at time.Time) {
 	w.last.Store(at.UnixNano())
 	w.first.Store(true)
 }
 
-// Came notes that something of the answer has come. Before the first token only
-// that counts: comments do not keep an attempt alive.
-func (w *Watch) Came() {
-	if !w.first.Load() {
-		return
+// Reading notes that the replica is waited for from now on, and that all that it
+// gave before has gone to the client: how long that took is not its doing. Before
+// the first token only that token counts, so comments do not keep an attempt
+// alive.
+func (w *Watch) Reading() {
+	if w.first.Load() {
+		now := w.x.rt.Now()
+		w.last.Store(now.UnixNano())
+		if w.replica != nil {
+			w.replica.Progressed(now)
+		}
 	}
-	now := w.x.rt.Now()
-	w.last.Store(now.UnixNano())
-	if w.replica != nil {
-		w.replica.Progressed(now)
-	}
+	w.reads.Store(true)
 }
+
+// Read notes that something has come, or the end.
+func (w *Watch) Read() { w.reads.Store(false) }
 
 // Stop ends the watch. A limit that has passed is kept.
 func (w *Watch) Stop() {
@@ -105,9 +118,13 @@ func (w *Watch) expire() {
 	switch {
 	case w.first.Load():
 		limit, cause, step = l.IdleToken, errIdleToken, l.IdleToken
-	case w.replica != nil && w.replica.Health.RefusedFor() >= goneAfter:
+		if !w.reads.Load() {
+			silence = 0
+		}
+	case w.gives && w.replica != nil && w.replica.Health.RefusedFor() >= goneAfter:
 		limit, cause = 0, errGone
-	case silence >= l.IdleToken:
+	case silence >= l.IdleToken && w.x.Fields.Stream:
+		// Any other answer says nothing until it is complete.
 		w.x.silent(l.IdleToken)
 	}
 	total := l.Total - now.Sub(w.x.Start)

@@ -26,7 +26,7 @@ func TestWatch(t *testing.T) {
 		}
 	}
 	first := func(w *Watch) { w.First(time.Now()) }
-	came := (*Watch).Came
+	came := func(w *Watch) { w.Read(); w.Reading() }
 	for _, c := range []struct {
 		name  string
 		does  func(w *Watch)
@@ -38,11 +38,12 @@ func TestWatch(t *testing.T) {
 		{"a first token, late", every(firstLimit-1, 1, first), errIdleToken, firstLimit - 1 + idleLimit},
 		{"a first token at once", func(w *Watch) { first(w) }, errIdleToken, idleLimit},
 		{"tokens, and then none", func(w *Watch) { first(w); every(idleLimit-1, 2, came)(w) }, errIdleToken, 2*(idleLimit-1) + idleLimit},
+		{"a client that does not take its tokens", func(w *Watch) { first(w); w.Read() }, errTotal, totalLimit},
 		{"tokens for ever", func(w *Watch) { first(w); every(time.Second, 200, came)(w) }, errTotal, totalLimit},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w, ended := watched(t)
+				w, ended := watched(t, true)
 				begin := time.Now()
 				go c.does(w)
 				if cause := <-ended; !errors.Is(cause, c.cause) || !errors.Is(w.Cause(), c.cause) {
@@ -58,22 +59,24 @@ func TestWatch(t *testing.T) {
 }
 
 // watched is an attempt on the one replica of its model.
-func watched(t *testing.T) (*Watch, <-chan error) {
+func watched(t *testing.T, resend bool) (*Watch, <-chan error) {
 	t.Helper()
 	world := newWorld(t, "gpu1:8000")
 	x := world.ask(t, chatBody)
 	mustPick(t, x)
 	limits := &x.serving.Reliability
+	limits.ResendAfterSend = resend
 	limits.FirstToken, limits.IdleToken, limits.Total = firstLimit, idleLimit, totalLimit
 	ended := make(chan error, 1)
 	w := new(Watch)
 	x.Watch(w, time.Now(), func(cause error) { ended <- cause })
+	w.Reading()
 	return w, ended
 }
 
 func TestStoppedWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w, ended := watched(t)
+		w, ended := watched(t, true)
 		time.Sleep(firstLimit - 1)
 		w.Stop()
 		time.Sleep(time.Hour)
@@ -90,17 +93,19 @@ func TestGoneReplica(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		first bool
+		once  bool    // it must not be sent again
 		dials []error // one a second, the last of them on and on
 		cause error
 	}{
-		{"gone", false, []error{nil, syscall.ECONNREFUSED}, errGone},
-		{"gone, after a token", true, []error{syscall.ECONNREFUSED}, errIdleToken},
-		{"back", false, []error{syscall.ECONNREFUSED, syscall.ECONNREFUSED, nil}, errFirstToken},
-		{"not to be reached", false, []error{syscall.ETIMEDOUT}, errFirstToken},
+		{"gone", false, false, []error{nil, syscall.ECONNREFUSED}, errGone},
+		{"gone, but not to be sent again", false, true, []error{syscall.ECONNREFUSED}, errFirstToken},
+		{"gone, after a token", true, false, []error{syscall.ECONNREFUSED}, errIdleToken},
+		{"back", false, false, []error{syscall.ECONNREFUSED, syscall.ECONNREFUSED, nil}, errFirstToken},
+		{"not to be reached", false, false, []error{syscall.ETIMEDOUT}, errFirstToken},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w, ended := watched(t)
+				w, ended := watched(t, !c.once)
 				if c.first {
 					w.First(time.Now())
 				}

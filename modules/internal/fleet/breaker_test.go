@@ -217,7 +217,7 @@ func TestBreakerConcurrently(t *testing.T) {
 				if !ok {
 					continue
 				}
-				if s.probe {
+				if s.probe != 0 {
 					if probes.Add(1) > 1 {
 						t.Error("two probes at once")
 					}
@@ -238,5 +238,52 @@ func TestBreakerConcurrently(t *testing.T) {
 	wg.Wait()
 	if r.Inflight() != 0 || r.PendingTokens() != 0 {
 		t.Errorf("%d in flight, %d tokens", r.Inflight(), r.PendingTokens())
+	}
+}
+
+// A request on trial that takes long does not keep the others out for long.
+func TestLongTrial(t *testing.T) {
+	c := newClock()
+	r := hold(t, c)
+	s, _ := send(r)
+	s.Refused("503", 0, cooldown)
+	s.Release()
+	c.advance(firstPause)
+	first, _ := send(r)
+	if _, ok := send(r); ok {
+		t.Fatal("a second one at once")
+	}
+	c.advance(trialPatience)
+	second, ok := send(r)
+	if !ok {
+		t.Fatal("nothing is tried while the first one takes its time")
+	}
+	first.Release() // its client left: that says nothing of the second
+	if _, ok := send(r); ok {
+		t.Error("a third one beside the second")
+	}
+	second.Succeeded()
+	second.Release()
+	if r.State() != schedule.Ready {
+		t.Errorf("state %s", r.State())
+	}
+}
+
+// A replica that breaks off what it began stays out for longer each time.
+func TestBreaksAfterTheFirstWord(t *testing.T) {
+	c := newClock()
+	r := hold(t, c)
+	broken := 0
+	for range 600 { // a minute
+		if s, ok := send(r); ok {
+			s.Alive()
+			s.Failed("broken", cooldown)
+			s.Release()
+			broken++
+		}
+		c.advance(100 * time.Millisecond)
+	}
+	if broken > 15 {
+		t.Errorf("%d of 600 requests were broken", broken)
 	}
 }

@@ -10,8 +10,8 @@ import (
 type Slot struct {
 	replica *Replica
 	tokens  int64
-	probe   bool // the one request of a half-open breaker
-	silent  bool // it counts as one to which nothing was said
+	probe   int64 // names the one request of a half-open breaker; 0 for any other
+	silent  bool  // it counts as one to which nothing was said
 }
 
 // Take counts a request of so many estimated tokens, if the replica still has
@@ -44,8 +44,8 @@ func (s *Slot) Release() {
 	s.heard()
 	s.replica.inflight.Add(-1)
 	s.replica.pending.Add(-s.tokens)
-	if s.probe {
-		s.replica.Breaker.Abandoned()
+	if s.probe != 0 {
+		s.replica.Breaker.Abandoned(s.probe)
 	}
 	*s = Slot{}
 }
@@ -56,7 +56,6 @@ func (s *Slot) Alive() {
 		s.heard()
 		s.replica.Progressed(s.replica.now())
 		s.replica.Breaker.Alive(s.probe)
-		s.probe = false
 	}
 }
 
@@ -66,7 +65,7 @@ func (s *Slot) Succeeded() {
 	if s.replica != nil {
 		s.heard()
 		s.replica.Breaker.Succeeded(s.probe)
-		s.probe = false
+		s.probe = 0
 	}
 }
 
@@ -74,7 +73,7 @@ func (s *Slot) Succeeded() {
 func (s *Slot) Refused(reason string, asked, cooldown time.Duration) {
 	if s.replica != nil {
 		s.replica.Breaker.Refused(s.replica.now(), reason, s.probe, asked, cooldown)
-		s.probe = false
+		s.probe = 0
 	}
 }
 
@@ -82,7 +81,7 @@ func (s *Slot) Refused(reason string, asked, cooldown time.Duration) {
 func (s *Slot) Failed(reason string, cooldown time.Duration) {
 	if s.replica != nil {
 		s.replica.Breaker.Failed(s.replica.now(), reason, s.probe, cooldown)
-		s.probe = false
+		s.probe = 0
 	}
 }
 

@@ -10,6 +10,8 @@ type Abort struct {
 	mu  sync.Mutex
 	err error
 	end func() // closes what the request waits for now
+
+	resent bool // only the request's own goroutine uses it
 }
 
 // Do ends the request with err, which must not be nil. Only the first call
@@ -34,6 +36,16 @@ func (a *Abort) Err() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.err
+}
+
+// Resent reports whether the request was sent anew after its kept connection
+// turned out to be closed. It is for the goroutine that made the request.
+func (a *Abort) Resent() bool { return a.resent }
+
+func (a *Abort) again() {
+	if a != nil {
+		a.resent = true
+	}
 }
 
 // bind makes end what an abort calls, at once if it has been called already.

@@ -201,7 +201,7 @@ func BenchmarkIdleCheck(b *testing.B) {
 	s := serve(b, always(okAnswer))
 	tr := newTransport(b)
 	mustOK(b, tr, newRequest(b, http.MethodGet, s.addr, ""))
-	c := tr.take(s.addr, false)
+	c := tr.take(s.addr)
 	measure(b, func() {
 		for range b.N {
 			if !c.idle() {

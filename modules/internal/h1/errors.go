@@ -33,7 +33,7 @@ type Error struct {
 	Op       string // one of the Op constants
 	Addr     string // host:port, as in the URL
 	Reused   bool   // the connection had served another request before
-	Sent     bool   // at least one byte of the request was written
+	Sent     bool   // at least one byte of the request was written, now or before it was sent anew
 	Answered bool   // at least one byte of an answer came
 
 	stale bool // the connection was most likely closed before it was used

@@ -19,9 +19,9 @@ type host struct {
 }
 
 // take returns an unused connection on which the server has been silent, the
-// last used one first, or nil. For a request that can be sent anew it is not
-// looked at where a server has hardly closed it: the look costs a system call.
-func (t *Transport) take(key string, repeatable bool) *conn {
+// last used one first, or nil. A look at it costs a system call, and cannot be
+// saved: bytes that came unasked would be the answer to the next request.
+func (t *Transport) take(key string) *conn {
 	hosts := t.hosts.Load()
 	if hosts == nil {
 		return nil
@@ -30,12 +30,9 @@ func (t *Transport) take(key string, repeatable bool) *conn {
 	if h == nil {
 		return nil
 	}
-	now, keep, look := time.Now(), or(t.IdleTimeout, DefaultIdleTimeout), lookAfter
-	if repeatable {
-		look = lookAfterRepeatable
-	}
+	now, keep := time.Now(), or(t.IdleTimeout, DefaultIdleTimeout)
 	for c := h.pop(); c != nil; c = h.pop() {
-		if unused := now.Sub(c.since); unused < look || unused < keep && c.idle() {
+		if now.Sub(c.since) < keep && c.idle() {
 			c.reused, c.since = true, now
 			return c
 		}
@@ -43,14 +40,6 @@ func (t *Transport) take(key string, repeatable bool) *conn {
 	}
 	return nil
 }
-
-// lookAfter is how long a connection must have been unused for a look at whether
-// its server has closed it to be worth a system call. Sooner than this the
-// server's word would most likely be on its way still.
-const (
-	lookAfter           = time.Millisecond
-	lookAfterRepeatable = 500 * time.Millisecond
-)
 
 // put keeps c for the next request, or closes it if there are enough.
 func (t *Transport) put(c *conn) {

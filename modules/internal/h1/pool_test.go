@@ -111,14 +111,14 @@ func TestPoolIsLastInFirstOut(t *testing.T) {
 	if closed != 1 || idleConns(tr) != 2 {
 		t.Fatalf("%d closed, %d kept, want 1 and 2", closed, idleConns(tr))
 	}
-	if c := tr.take("a:1", false); c != conns[1] || !c.reused {
+	if c := tr.take("a:1"); c != conns[1] || !c.reused {
 		t.Fatal("the last one comes first")
 	}
-	if tr.take("b:1", false) != nil {
+	if tr.take("b:1") != nil {
 		t.Fatal("a connection to another host")
 	}
 	tr.CloseIdleConnections()
-	if closed != 2 || tr.take("a:1", false) != nil {
+	if closed != 2 || tr.take("a:1") != nil {
 		t.Fatalf("%d closed after CloseIdleConnections", closed)
 	}
 }
@@ -159,8 +159,8 @@ func TestWithoutPeek(t *testing.T) {
 	}
 	peer := <-far
 	go func() { _, _ = io.WriteString(peer, "x") }() // blocks until it is read
-	c := tr.take("a:1", false)
-	for deadline := time.Now().Add(patience); c != nil && time.Now().Before(deadline); c = tr.take("a:1", false) {
+	c := tr.take("a:1")
+	for deadline := time.Now().Add(patience); c != nil && time.Now().Before(deadline); c = tr.take("a:1") {
 		tr.put(c)
 	}
 	if c != nil {

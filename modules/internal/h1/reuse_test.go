@@ -1,8 +1,10 @@
 package h1
 
 import (
+	"bufio"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"strings"
 	"sync"
@@ -62,7 +64,6 @@ func TestClosedConnectionIsFoundBeforeReuse(t *testing.T) {
 			tr := newTransport(t)
 			mustOK(t, tr, newRequest(t, http.MethodPost, s.addr, "{}"))
 			c := (*tr.hosts.Load())[s.addr].conns[0]
-			c.since = c.since.Add(-lookAfterRepeatable) // however fast this machine is
 			release()
 			eventually(t, "the client's kernel knows", func() bool { return !c.idle() })
 			mustOK(t, tr, newRequest(t, http.MethodPost, s.addr, "{}"))
@@ -223,4 +224,35 @@ func TestConcurrentUse(t *testing.T) {
 		}
 	})
 	check()
+}
+
+// TestSentBeforeItWasRefused: the engine gets all of a request over a kept
+// connection, dies of it, and refuses the next connection. Whoever decides on
+// another attempt must know that it was sent.
+func TestSentBeforeItWasRefused(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		nc, err := l.Accept()
+		if err != nil {
+			return
+		}
+		p := &peer{TCPConn: nc.(*net.TCPConn), br: bufio.NewReader(nc)}
+		p.request()
+		p.send(okAnswer)
+		p.request()
+		l.Close()
+		p.reset()
+	}()
+	tr := newTransport(t)
+	mustOK(t, tr, newRequest(t, http.MethodPost, l.Addr().String(), "{}"))
+	req := newRequest(t, http.MethodPost, l.Addr().String(), "{}")
+	req.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(strings.NewReader("{}")), nil }
+	var abort Abort
+	_, err = tr.Do(req, &abort)
+	if e := failure(t, err); e.Op != OpDial || !e.Sent || !abort.Resent() {
+		t.Errorf("%+v, resent %v", e, abort.Resent())
+	}
 }

@@ -107,7 +107,12 @@ func (t *Transport) Do(req *http.Request, abort *Abort) (*http.Response, error) 
 		}
 		body = again
 	}
-	return result(t.try(req, body, true, abort))
+	abort.again()
+	res, second := t.try(req, body, true, abort)
+	if second != nil {
+		second.Sent = true // by the first try, if not by this one
+	}
+	return result(res, second)
 }
 
 // result keeps a nil *Error from becoming an error that is not nil.
@@ -161,7 +166,7 @@ func (t *Transport) try(req *http.Request, body io.ReadCloser, fresh bool, abort
 	}
 	var c *conn
 	if !fresh {
-		c = t.take(key, repeatable(req))
+		c = t.take(key)
 	}
 	if c == nil {
 		dialing, cancel := context.WithCancel(ctx)
@@ -188,6 +193,7 @@ func (t *Transport) try(req *http.Request, body io.ReadCloser, fresh bool, abort
 	if err != nil {
 		return nil, x.fail(n > 0, writeErr, err)
 	}
+	res.Request = nil // whose body it would keep for as long as the answer lasts
 	x.keep = x.keep && writeErr == nil
 	x.answer(res)
 	return res, nil

@@ -1,5 +1,10 @@
 package openai
 
+import (
+	"net/http"
+	"strconv"
+)
+
 // facts is what one data payload of a stream, or a whole JSON answer, says.
 type facts struct {
 	choices      bool   // has choices, so it is OpenAI's chat or completions shape
@@ -9,6 +14,7 @@ type facts struct {
 	finish       []byte // why a choice ended
 	aborted      bool   // some choice ended with "abort": the engine dropped it
 	errored      bool
+	clients      bool // the error's code says that the client is to blame
 	usage        Usage
 	haveUsage    bool
 	topUsage     bool // a top-level usage that is not null
@@ -38,9 +44,11 @@ func inspect(b []byte) facts {
 			f.readUsage(&m)
 		case "error":
 			f.errored = f.errored || c == '{' || c == '"' && !isBlank(b, m.i)
-			m.skip()
+			f.readError(&m)
 		case "object": // older vLLM: {"object":"error","message":...}
 			f.errored = string(m.text()) == "error" || f.errored
+		case "code": // of such an error
+			f.readCode(&m)
 		case "type":
 			f.typ = m.text()
 		case "delta":
@@ -180,6 +188,34 @@ func (f *facts) readInner(m *members) {
 		}
 	}
 	m.i, m.f = r.i, r.f
+}
+
+// readError reads the code of an error object.
+func (f *facts) readError(m *members) {
+	if m.b[m.i] != '{' {
+		m.skip()
+		return
+	}
+	e := members{b: m.b, i: m.i}
+	for e.next() {
+		if string(e.key) == "code" {
+			f.readCode(&e)
+		} else {
+			e.skip()
+		}
+	}
+	m.i, m.f = e.i, e.f
+}
+
+// readCode reads an HTTP status: engines that have begun a stream with 200 have
+// no other place for it.
+func (f *facts) readCode(m *members) {
+	at := m.i
+	if m.skip(); m.f != noFault {
+		return
+	}
+	code, err := strconv.Atoi(string(m.b[at:m.i]))
+	f.clients = f.clients || err == nil && code >= 400 && code < 500 && code != http.StatusRequestTimeout && code != http.StatusTooManyRequests
 }
 
 func (f *facts) readUsage(m *members) {

@@ -8,11 +8,12 @@ type Result struct {
 	HaveUsage bool
 	// Events counts the events in which the model said something: about the completion tokens, when
 	// no usage ever comes. Unary leaves it 0.
-	Events     int64
-	Finish     string // why the last choice ended, as the engine put it; at most 64 bytes
-	Done       bool   // the end mark was seen: [DONE], response.completed, message_stop
-	Aborted    bool   // a choice ended with "abort": the engine dropped the request
-	ErrorFrame bool   // an error object came under HTTP 200
+	Events      int64
+	Finish      string // why the last choice ended, as the engine put it; at most 64 bytes
+	Done        bool   // the end mark was seen: [DONE], response.completed, message_stop
+	Aborted     bool   // a choice ended with "abort": the engine dropped the request
+	ErrorFrame  bool   // an error object came under HTTP 200
+	ClientError bool   // and its code says that the client is to blame: a 4xx
 	// Complete says that the answer ended as it should: the body came to its end, with an end mark if
 	// the stream is of a kind that has one, and without abort or error.
 	Complete bool
@@ -39,6 +40,7 @@ func (r *Result) add(f *facts) {
 	}
 	r.Aborted = r.Aborted || f.aborted
 	r.ErrorFrame = r.ErrorFrame || f.errored
+	r.ClientError = r.ClientError || f.errored && f.clients
 }
 
 // tailFacts reads usage and finish reason from the end of a JSON text whose start is not known: the

@@ -73,6 +73,8 @@ func slowRead(stream string) (Result, bool) {
 	return r.Result, r.known
 }
 
+var clientStatus = regexp.MustCompile(`^4[0-9][0-9]$`)
+
 var lastEvents = regexp.MustCompile(`^(response\.completed|response\.incomplete|message_stop|transcript\.text\.done)$`)
 
 func (r *slowReader) event(name, data string) {
@@ -86,6 +88,10 @@ func (r *slowReader) event(name, data string) {
 		return
 	}
 	content, choices, usage, errored, typ := false, false, false, false, ""
+	clients := false
+	code := func(value string) {
+		clients = clients || clientStatus.MatchString(value) && value != "408" && value != "429"
+	}
 	delta := false
 	for _, m := range members {
 		switch m.key {
@@ -96,6 +102,17 @@ func (r *slowReader) event(name, data string) {
 			usage = r.usage(m.value) || usage
 		case "error":
 			errored = errored || m.value[0] == '{' || m.value[0] == '"' && m.value != `""`
+			if m.value[0] == '{' {
+				inner, ok := slowObject(m.value)
+				r.known = r.known && ok
+				for _, m := range inner {
+					if m.key == "code" {
+						code(m.value)
+					}
+				}
+			}
+		case "code":
+			code(m.value)
 		case "object":
 			errored = errored || m.value == `"error"`
 		case "type":
@@ -136,6 +153,7 @@ func (r *slowReader) event(name, data string) {
 	}
 	r.typed = r.typed || choices || typ != "" || name != "" && name != "message"
 	r.ErrorFrame = r.ErrorFrame || errored
+	r.ClientError = r.ClientError || errored && clients
 	r.Done = r.Done || lastEvents.MatchString(typ) || lastEvents.MatchString(name)
 	if content {
 		r.Events++

@@ -1,0 +1,66 @@
+package integration
+
+import (
+	"io"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+)
+
+// TestBlame: what no replica is to blame for takes none out of use.
+func TestBlame(t *testing.T) {
+	for name, c := range map[string]struct {
+		option string
+		does   http.HandlerFunc
+	}{
+		"an error of the client's inside a stream": {"", events("text/event-stream",
+			`data: {"error":{"message":"the prompt is too long","type":"BadRequestError","code":400}}`+"\n\n", "data: [DONE]\n\n")},
+		"the total limit": {"total_timeout 100ms", func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			for r.Context().Err() == nil {
+				io.WriteString(w, tokenEvent)
+				http.NewResponseController(w).Flush()
+			}
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newEngine(t, c.does)
+			g := start(t, one(e)+"\n\t\treliability {\n\t\t\t"+c.option+"\n\t\t}", "\tllm")
+			for range 12 {
+				res, err := http.DefaultClient.Do(g.request(t, t.Context(), http.MethodPost, "/v1/chat/completions", streamRequest))
+				if err != nil {
+					t.Fatal(err)
+				}
+				io.Copy(io.Discard, res.Body)
+				res.Body.Close()
+			}
+			if r := g.replicas(t)[e.Address]; r.State != "ready" || r.Reason != "" {
+				t.Errorf("it is %s: %s", r.State, r.Reason)
+			}
+		})
+	}
+}
+
+// TestPoisonIsSentTwiceAtMost: a request that kills the engine that has it.
+func TestPoisonIsSentTwiceAtMost(t *testing.T) {
+	bothPaths(t, func(t *testing.T, site string) {
+		var got atomic.Int32
+		dies := func(w http.ResponseWriter, r *http.Request) {
+			if strings.Contains(readAll(t, r.Body), "poison") {
+				got.Add(1)
+				cutSilently(w)
+				return
+			}
+			answer(w, r)
+		}
+		engines := []*engine{newEngine(t, dies), newEngine(t, dies), newEngine(t, dies), newEngine(t, dies)}
+		g := start(t, one(engines...), site)
+		spread(t, g, 20, engines...) // so that there are kept connections
+		res, text := g.post(t, "/v1/chat/completions", strings.Replace(request, `"x"`, `"poison"`, 1))
+		isError(t, res, text, http.StatusBadGateway)
+		if n := got.Load(); n > 2 {
+			t.Errorf("it was sent %d times", n)
+		}
+	})
+}
