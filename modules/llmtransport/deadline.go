@@ -12,8 +12,8 @@ import (
 const coarse = time.Second
 
 // coarseDeadlines keeps Caddy from moving a stream's write deadline twice for
-// each token, which costs as much as all else that the gateway does with it: a
-// second sooner or later means nothing to a limit of a minute.
+// each token, which costs about as much as all else that the gateway does with
+// it: a second sooner or later means nothing to a limit of a minute.
 func coarseDeadlines(r *http.Request) {
 	_, idle := caddyhttp.IdleTimeoutsFromContext(r.Context())
 	// Over HTTP/2 it clears them in between, and has to.

@@ -162,11 +162,7 @@ func pass(w http.ResponseWriter, r *http.Request, res *http.Response) {
 	defer res.Body.Close()
 	h := w.Header()
 	delete(h, "Server") // it is the engine's answer
-	for _, v := range res.Header["Connection"] {
-		for name := range strings.SplitSeq(v, ",") {
-			delete(res.Header, http.CanonicalHeaderKey(strings.TrimSpace(name)))
-		}
-	}
+	exchange.StripListed(res.Header, res.Header["Connection"])
 	for _, name := range hopByHop {
 		delete(res.Header, name)
 	}

@@ -15,7 +15,6 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
-	"go.uber.org/zap/zapcore"
 
 	"github.com/llmgw/llmgw/modules/internal/catalog"
 	"github.com/llmgw/llmgw/modules/internal/exchange"
@@ -37,7 +36,6 @@ type Transport struct {
 	// byTLS holds one of Caddy's transports per set of TLS settings in the
 	// config: the one without any under the zero key.
 	byTLS map[catalog.TLS]*reverseproxy.HTTPTransport
-	debug bool // somebody reads the debug log
 }
 
 // CaddyModule returns the Caddy module information.
@@ -62,7 +60,6 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 	if err != nil {
 		return err
 	}
-	t.debug = ctx.Logger().Core().Enabled(zapcore.DebugLevel)
 	t.fast = &h1.Transport{DialTimeout: app.ConnectTimeout(), IdleTimeout: idleConnTimeout, MaxIdlePerHost: maxIdlePerHost}
 	t.byTLS = make(map[catalog.TLS]*reverseproxy.HTTPTransport)
 	for _, settings := range append(app.TLSSettings(), catalog.TLS{}) {
@@ -112,12 +109,11 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		// A static upstream, picked by lb_policy: there is nothing to watch for.
 		return t.byTLS[catalog.TLS{}].RoundTrip(r)
 	}
+	// Header operations of a hand-written route, if there are any, make Caddy copy
+	// the client's headers anew for each attempt, so this comes last.
+	x.Authorize(r.Header)
 	res, retry, err := t.attempt(x, r)
-	switch {
-	case err == nil && !t.debug && res.StatusCode != http.StatusSwitchingProtocols:
-		// Caddy writes them down now, for a debug line that nobody reads.
-		r.Header = nil
-	case retry:
+	if retry {
 		err = reverseproxy.NewDialError(err)
 	}
 	return res, err
@@ -126,9 +122,6 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 // attempt sends a request that [exchange.Exchange.Direct] has prepared to the
 // exchange's replica. Without an answer it returns whether to pick another one.
 func (t *Transport) attempt(x *exchange.Exchange, r *http.Request) (res *http.Response, retry bool, err error) {
-	// Header operations of a hand-written route, if there are any, make Caddy copy
-	// the client's headers anew for each attempt, so this comes last.
-	x.Authorize(r.Header)
 	a := &attempt{x: x}
 	if res, err = a.send(t, r); err != nil {
 		a.watch.Stop()

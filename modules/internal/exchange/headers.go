@@ -132,13 +132,18 @@ func (x *Exchange) Outgoing(in http.Header) http.Header {
 			out[name] = values
 		}
 	}
-	for _, v := range in["Connection"] {
-		for name := range strings.SplitSeq(v, ",") {
-			delete(out, http.CanonicalHeaderKey(strings.TrimSpace(name)))
-		}
-	}
+	StripListed(out, in["Connection"])
 	out["X-Request-Id"] = []string{x.ID}
 	return out
+}
+
+// StripListed removes the headers that a Connection header names.
+func StripListed(h http.Header, connection []string) {
+	for _, v := range connection {
+		for name := range strings.SplitSeq(v, ",") {
+			delete(h, http.CanonicalHeaderKey(strings.TrimSpace(name)))
+		}
+	}
 }
 
 // own reports whether a header is for the gateway, or said by it to replicas in
