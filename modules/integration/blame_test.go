@@ -4,6 +4,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 )
@@ -62,5 +63,47 @@ func TestPoisonIsSentTwiceAtMost(t *testing.T) {
 		if n := got.Load(); n > 2 {
 			t.Errorf("it was sent %d times", n)
 		}
+	})
+}
+
+// TestKilledWithKeptConnections: an engine dies under its requests and refuses
+// connections from then on. What it had goes to another one, kept connection or
+// not.
+func TestKilledWithKeptConnections(t *testing.T) {
+	bothPaths(t, func(t *testing.T, site string) {
+		var dying atomic.Bool
+		arrived := make(chan struct{}, 10)
+		dead := make(chan struct{})
+		doomed := newEngine(t, func(w http.ResponseWriter, r *http.Request) {
+			if !dying.Load() {
+				answer(w, r)
+				return
+			}
+			arrived <- struct{}{}
+			<-dead
+			cutSilently(w)
+		})
+		good := newEngine(t, answer)
+		g := start(t, one(doomed, good), site)
+		spread(t, g, 20, doomed, good) // so that there are kept connections
+		dying.Store(true)
+		var wg sync.WaitGroup
+		for range 8 {
+			wg.Go(func() {
+				res, err := http.DefaultClient.Do(g.request(t, t.Context(), http.MethodPost, "/v1/chat/completions", request))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				defer res.Body.Close()
+				if text, _ := io.ReadAll(res.Body); res.StatusCode != http.StatusOK {
+					t.Errorf("%s %s", res.Status, text)
+				}
+			})
+		}
+		<-arrived
+		doomed.Listener.Close() // nobody listens there any more
+		close(dead)
+		wg.Wait()
 	})
 }

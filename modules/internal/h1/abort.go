@@ -38,8 +38,8 @@ func (a *Abort) Err() error {
 	return a.err
 }
 
-// Resent reports whether the request was sent anew after its kept connection
-// turned out to be closed. It is for the goroutine that made the request.
+// Resent reports whether the request was sent a second time, after its kept
+// connection turned out to be closed. It is for the goroutine that made the request.
 func (a *Abort) Resent() bool { return a.resent }
 
 func (a *Abort) again() {

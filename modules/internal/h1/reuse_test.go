@@ -228,7 +228,7 @@ func TestConcurrentUse(t *testing.T) {
 
 // TestSentBeforeItWasRefused: the engine gets all of a request over a kept
 // connection, dies of it, and refuses the next connection. Whoever decides on
-// another attempt must know that it was sent.
+// another attempt must know that it was sent, and only once.
 func TestSentBeforeItWasRefused(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -252,7 +252,7 @@ func TestSentBeforeItWasRefused(t *testing.T) {
 	req.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(strings.NewReader("{}")), nil }
 	var abort Abort
 	_, err = tr.Do(req, &abort)
-	if e := failure(t, err); e.Op != OpDial || !e.Sent || !abort.Resent() {
+	if e := failure(t, err); e.Op != OpDial || !e.Sent || abort.Resent() {
 		t.Errorf("%+v, resent %v", e, abort.Resent())
 	}
 }

@@ -107,8 +107,10 @@ func (t *Transport) Do(req *http.Request, abort *Abort) (*http.Response, error) 
 		}
 		body = again
 	}
-	abort.again()
 	res, second := t.try(req, body, true, abort)
+	if second == nil || second.Sent {
+		abort.again()
+	}
 	if second != nil {
 		second.Sent = true // by the first try, if not by this one
 	}
