@@ -22,12 +22,12 @@ const (
 	streamBody = `{"model":"m","stream":true,"stream_options":{"include_usage":true},"max_tokens":100,"messages":[{"role":"user","content":"What is the capital of France?"}]}`
 	slowBody   = `{"model":"m","seed":7,"stream":true,"stream_options":{"include_usage":true},"max_tokens":100,"messages":[{"role":"user","content":"What is the capital of France?"}]}`
 
-	connections = 64   // of the closed loop
-	rate        = 200  // requests a second of the open loop
-	concurrent  = 500  // streams whose tokens are counted
-	crowd       = 1000 // streams whose memory is
-	tokens      = 100  // a stream
-	tokenPause  = 20 * time.Millisecond
+	connections = 64                    // of the closed loop
+	rate        = 200                   // requests a second of the open loop
+	concurrent  = 500                   // streams whose tokens are counted
+	crowd       = 1000                  // streams whose memory is
+	tokens      = 100                   // a stream
+	tokenPause  = 40 * time.Millisecond // a busier machine would pass on several tokens at once
 	longPause   = 60 * time.Millisecond // of streams that are to be there all at once
 	ramp        = time.Second           // streams begin within
 )

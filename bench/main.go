@@ -3,7 +3,7 @@
 // per request and per streamed token, latency, memory. Milliseconds differ from
 // machine to machine, ratios hardly do.
 //
-//	go run ./bench [-binary bin/llmgw] [-runs 5] [-seconds 4] [-check]
+//	go run ./bench [-binary bin/llmgw] [-runs 9] [-seconds 4] [-check]
 //
 // Four fake replicas in a process of their own stand behind each proxy; all
 // traffic is on loopback.
@@ -28,7 +28,7 @@ const replicas = 4
 
 func main() {
 	binary := flag.String("binary", filepath.Join("bin", "llmgw"), "the gateway")
-	runs := flag.Int("runs", 5, "measurements of each, in turn")
+	runs := flag.Int("runs", 9, "measurements of each, in turn")
 	seconds := flag.Int("seconds", 4, "length of one measurement")
 	check := flag.Bool("check", false, "fail if a ratio is above what is promised")
 	upstream := flag.Bool("upstream", false, "be the fake replicas (used by the benchmark itself)")
@@ -90,7 +90,7 @@ func bench(ctx context.Context, binary string, runs int, d time.Duration, check 
 		var values [2][]float64
 		var ratios []float64
 		for run := range runs + 1 {
-			v, err := p.once(ctx, pair, d, start)
+			v, err := p.once(ctx, pair, run%2 == 1, d, start)
 			if err != nil {
 				return fmt.Errorf("%s: %w", p.name, err)
 			}
@@ -121,8 +121,9 @@ func bench(ctx context.Context, binary string, runs int, d time.Duration, check 
 	return nil
 }
 
-// once measures both proxies, one after the other.
-func (p *promise) once(ctx context.Context, pair [2]*proxy, d time.Duration, start func(context.Context, *children) ([2]*proxy, error)) (v [2]float64, err error) {
+// once measures both proxies, one after the other. A machine that others use too
+// drifts, so swap is to be true every other time.
+func (p *promise) once(ctx context.Context, pair [2]*proxy, swap bool, d time.Duration, start func(context.Context, *children) ([2]*proxy, error)) (v [2]float64, err error) {
 	if p.fresh {
 		ctx, cancel := context.WithCancel(ctx)
 		var c children
@@ -131,7 +132,11 @@ func (p *promise) once(ctx context.Context, pair [2]*proxy, d time.Duration, sta
 			return v, err
 		}
 	}
-	for i := range pair {
+	order := []int{0, 1}
+	if swap {
+		slices.Reverse(order)
+	}
+	for _, i := range order {
 		if v[i], err = p.measure(ctx, pair[i], d); err != nil {
 			return v, err
 		}
