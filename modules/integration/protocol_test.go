@@ -289,7 +289,7 @@ func silence(t *testing.T, server string, d time.Duration) {
 // itself. They must not cut a request whose engine works in silence, however
 // long the prompt takes.
 func TestSilentEngines(t *testing.T) {
-	silence(t, "\t\ttimeouts {\n\t\t\tread_body_idle 100ms\n\t\t\twrite_idle 100ms\n\t\t}\n", 500*time.Millisecond)
+	silence(t, "\t\ttimeouts {\n\t\t\tread_body_idle 500ms\n\t\t\twrite_idle 500ms\n\t\t}\n", 1500*time.Millisecond)
 }
 
 // TestSilentEnginesWithDefaults does so with what is shipped. It takes 70 s.

@@ -33,8 +33,13 @@ type Target struct {
 	Interval time.Duration
 }
 
-// timeout bounds one scrape, list of models or probe in all.
-const timeout = 2 * time.Second
+// timeout bounds one scrape, list of models or probe in all. One that is noticed
+// so much later says that this process does not get to run, and nothing of the
+// replica.
+const (
+	timeout = 2 * time.Second
+	late    = 200 * time.Millisecond
+)
 
 // Models are asked for when a replica comes up, and now and then, since
 // adapters can be loaded at run time; after a failure sooner.
@@ -237,7 +242,7 @@ func (w *watcher) models(ctx context.Context, t *Target) {
 func (w *watcher) scrape(ctx context.Context, t *Target) {
 	bounded, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	r := t.Replica
+	r, begun := t.Replica, w.manager.now()
 	stats, err := t.metrics(bounded)
 	if ctx.Err() != nil {
 		return
@@ -256,7 +261,9 @@ func (w *watcher) scrape(ctx context.Context, t *Target) {
 			w.failing = true
 			w.log().Warn("scrape failed", "error", err)
 		}
-		r.Health.ScrapeFailed("scrape: " + err.Error())
+		if bounded.Err() == nil || w.manager.now().Sub(begun) < timeout+late {
+			r.Health.ScrapeFailed("scrape: " + err.Error())
+		}
 		return
 	}
 	stats.At = w.manager.now()

@@ -20,7 +20,7 @@ import (
 // engine is a fake engine without a socket, so that time can be faked, too.
 type engine struct {
 	mu    sync.Mutex
-	pages map[string]string // path -> body; "503" and the like for a status, "hang", "refuse"
+	pages map[string]string // path -> body; "503" and the like for a status, "hang", "late", "refuse"
 	asked map[string][]time.Time
 	keys  []string
 }
@@ -58,6 +58,10 @@ func (e *engine) RoundTrip(r *http.Request) (*http.Response, error) {
 	switch body {
 	case "hang":
 		<-r.Context().Done()
+		return nil, r.Context().Err()
+	case "late": // as it looks from a process that gets to run now and then
+		<-r.Context().Done()
+		time.Sleep(late)
 		return nil, r.Context().Err()
 	case "refuse":
 		return nil, errors.New("connection refused")

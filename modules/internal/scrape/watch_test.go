@@ -170,3 +170,22 @@ func TestProbeHasALimit(t *testing.T) {
 		s.want(schedule.Ready)
 	})
 }
+
+// TestStarvedGatewayBlamesNoReplica: time limits that are noticed late are the
+// gateway's own doing.
+func TestStarvedGatewayBlamesNoReplica(t *testing.T) {
+	play(t, func(s *stage) {
+		detach, _ := s.attach()
+		defer detach()
+		s.after(0)
+		s.engine.set("/metrics", "late")
+		s.after(time.Minute)
+		s.want(schedule.Ready)
+		if s.replica.Stats().Failed == "" {
+			s.Error("values that could not be read are not stale")
+		}
+		s.engine.set("/metrics", "hang")
+		s.after(10 * time.Second)
+		s.want(schedule.Down)
+	})
+}
