@@ -87,7 +87,7 @@ func TestC01_ReloadUnderStreams(t *testing.T) {
 	drained, added := newEngine(t, answer), newEngine(t, answer)
 	option := func(alias, reliability string, engines ...*engine) string {
 		return strings.Replace(one(engines...), "endpoint", "alias "+alias+"\n\t\t\tendpoint", 1) +
-			"\n\t\treliability {\n\t\t\tcooldown 10m\n\t\t\t" + reliability + "\n\t\t}"
+			"\n\t\treliability {\n\t\t\tconnect_timeout 1m\n\t\t\tcooldown 10m\n\t\t\t" + reliability + "\n\t\t}"
 	}
 	first := option("old", "", a, b, refuses, drained)
 	g := start(t, first, "\theader X-Version 1\n\tllm")

@@ -145,7 +145,7 @@ func failed(ctx context.Context, x *exchange.Exchange, limit, err error) (_ *htt
 	case isOwn(err):
 		x.Fail(fmt.Errorf("%w: %w", exchange.ErrInternal, err))
 	case isDial(err):
-		retry = x.ConnectFailed(err)
+		retry = x.ConnectFailed(err, !isLate(err))
 	case isRefusal(err):
 		// It had been sent before: the replica died with it.
 		x.Unreachable(err)
@@ -187,6 +187,12 @@ func isBreak(err error) bool {
 func isRefusal(err error) bool {
 	fast, ok := errors.AsType[*h1.Error](err)
 	return ok && fast.Op == h1.OpDial && fast.Sent
+}
+
+// isLate reports whether it was this process that was too slow to connect.
+func isLate(err error) bool {
+	fast, ok := errors.AsType[*h1.Error](err)
+	return ok && fast.Late
 }
 
 // isDial reports whether no connection was made, so that nothing was sent.

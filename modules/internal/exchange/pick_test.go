@@ -3,6 +3,7 @@ package exchange
 import (
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -368,5 +369,20 @@ func TestReplicaRemovedUnderARequest(t *testing.T) {
 	x.End()
 	if r.Inflight() != 0 {
 		t.Errorf("%d in flight", r.Inflight())
+	}
+}
+
+// TestSlowConnectIsNotAlwaysTheReplicasFault: it goes on elsewhere either way.
+func TestSlowConnectIsNotAlwaysTheReplicasFault(t *testing.T) {
+	for _, blame := range []bool{true, false} {
+		w := newWorld(t, fourReplicas...)
+		x := w.ask(t, chatBody)
+		r := mustPick(t, x).Replica
+		if !x.ConnectFailed(os.ErrDeadlineExceeded, blame) {
+			t.Error("no other replica is tried")
+		}
+		if down := r.State() == schedule.Down; down != blame {
+			t.Errorf("blamed %t, down %t", blame, down)
+		}
 	}
 }

@@ -9,9 +9,12 @@ import (
 )
 
 // ConnectFailed notes that the current replica could not be reached, so that
-// nothing was sent. It returns whether the request may go to another one.
-func (x *Exchange) ConnectFailed(err error) (retry bool) {
-	x.Unreachable(err)
+// nothing was sent, and whether that is its fault. It returns whether the request
+// may go to another one.
+func (x *Exchange) ConnectFailed(err error, blame bool) (retry bool) {
+	if blame {
+		x.Unreachable(err)
+	}
 	x.Fail(FailWith(ErrReplica, err, "the replica could not be reached"))
 	return x.MayRetry()
 }

@@ -11,6 +11,15 @@ import (
 	"time"
 )
 
+// late is how much too late a dial's time limit must be noticed to say nothing of
+// the server.
+const late = 200 * time.Millisecond
+
+// lateError marks such a dial.
+type lateError struct{ error }
+
+func (e *lateError) Unwrap() error { return e.error }
+
 // unlimited is the limit of bytes to read while a body is read.
 const unlimited = -1
 
@@ -40,8 +49,12 @@ func (t *Transport) connect(ctx context.Context, u *url.URL) (*conn, error) {
 	if port == "" {
 		port = "80"
 	}
+	begun := time.Now()
 	nc, err := dial(ctx, net.JoinHostPort(u.Hostname(), port))
 	if err != nil {
+		if isTimeout(err) && time.Since(begun) > or(t.DialTimeout, DefaultDialTimeout)+late {
+			err = &lateError{err}
+		}
 		return nil, err
 	}
 	c := &conn{nc: nc, key: u.Host}

@@ -35,6 +35,7 @@ type Error struct {
 	Reused   bool   // the connection had served another request before
 	Sent     bool   // at least one byte of the request was written, now or before it was sent anew
 	Answered bool   // at least one byte of an answer came
+	Late     bool   // a dial's time limit was noticed so late that this process is to blame, which does not get to run
 
 	stale bool // the connection was most likely closed before it was used
 	err   error

@@ -2,13 +2,16 @@ package h1
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -254,5 +257,26 @@ func TestSentBeforeItWasRefused(t *testing.T) {
 	_, err = tr.Do(req, &abort)
 	if e := failure(t, err); e.Op != OpDial || !e.Sent || abort.Resent() {
 		t.Errorf("%+v, resent %v", e, abort.Resent())
+	}
+}
+
+// TestLateDial: a time limit that is noticed late says nothing of the server.
+func TestLateDial(t *testing.T) {
+	for after, want := range map[time.Duration]bool{time.Second: false, time.Second + 2*late: true} {
+		synctest.Test(t, func(t *testing.T) {
+			tr := &Transport{DialTimeout: time.Second, dial: func(context.Context, string) (net.Conn, error) {
+				time.Sleep(after)
+				return nil, os.ErrDeadlineExceeded
+			}}
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://gpu1:8000/", http.NoBody)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = tr.Do(req, new(Abort))
+			e, ok := errors.AsType[*Error](err)
+			if !ok || e.Op != OpDial || !e.Timeout() || e.Late != want {
+				t.Errorf("after %v: %#v, %v", after, e, err)
+			}
+		})
 	}
 }

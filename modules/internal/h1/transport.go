@@ -151,7 +151,8 @@ func (t *Transport) try(req *http.Request, body io.ReadCloser, fresh bool, abort
 		if ended := ended(ctx, abort); ended != nil {
 			err = ended
 		}
-		return nil, &Error{Op: op, Addr: key, err: err}
+		_, late := errors.AsType[*lateError](err)
+		return nil, &Error{Op: op, Addr: key, Late: late, err: err}
 	}
 	if err := ended(ctx, abort); err != nil {
 		return fail(OpDial, err)
