@@ -80,15 +80,27 @@ func freePort(t *testing.T) string {
 // and these in the site. Access logs go to a file.
 func start(t *testing.T, option, site string) *gateway {
 	t.Helper()
-	g := &gateway{listen: freePort(t), Admin: freePort(t), logs: t.TempDir() + "/log"}
-	g.URL = "http://" + g.listen
-	g.load(t, g.caddyfile(option, site))
+	g := newGateway(t)
+	g.run(t, g.caddyfile(option, site))
+	return g
+}
+
+// newGateway returns one that does not run yet.
+func newGateway(t *testing.T) *gateway {
+	t.Helper()
+	listen := freePort(t)
+	return &gateway{URL: "http://" + listen, listen: listen, Admin: freePort(t), logs: t.TempDir() + "/log"}
+}
+
+// run runs Caddy with a whole Caddyfile.
+func (g *gateway) run(t *testing.T, text string) {
+	t.Helper()
+	g.load(t, text)
 	t.Cleanup(func() {
 		if err := caddy.Stop(); err != nil {
 			t.Errorf("stop: %v", err)
 		}
 	})
-	return g
 }
 
 func (g *gateway) caddyfile(option, site string) string {

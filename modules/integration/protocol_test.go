@@ -4,10 +4,14 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -37,21 +41,14 @@ func (f *front) post(t *testing.T, ctx context.Context, body string) (*http.Resp
 // every protocol, and returns how to reach it. global are global options.
 func fronts(t *testing.T, option, site, global string) map[string]*front {
 	t.Helper()
-	g := start(t, option, site)
-	secure := freePort(t)
+	g, secure := newGateway(t), freePort(t)
 	text := g.caddyfile(option, site)
-	text = strings.Replace(text, "\tauto_https off", "\tauto_https disable_redirects\n\tskip_install_trust\n\tstorage file_system "+t.TempDir()+"\n"+global, 1)
-	text += fmt.Sprintf("\nhttps://%s {\n\ttls internal\n%s\n}\n", secure, site)
-	g.load(t, text)
+	text = strings.Replace(text, "\tauto_https off", "\tauto_https off\n"+global, 1)
+	// Not `tls internal`: Caddy has a data race while it starts and issues one.
+	cert, key := certificate(t)
+	text += fmt.Sprintf("\nhttps://%s {\n\ttls %s %s\n%s\n}\n", secure, cert, key, site)
+	g.run(t, text)
 	tlsConfig := &tls.Config{InsecureSkipVerify: true, ServerName: "127.0.0.1"}
-	eventually(t, "there is a certificate", func() bool {
-		conn, err := tls.Dial("tcp", secure, tlsConfig)
-		if err != nil {
-			return false
-		}
-		conn.Close()
-		return true
-	})
 	h2c := new(http.Protocols)
 	h2c.SetUnencryptedHTTP2(true)
 	quic := &http3.Transport{TLSClientConfig: tlsConfig}
@@ -73,6 +70,29 @@ func fronts(t *testing.T, option, site, global string) map[string]*front {
 		}
 	})
 	return all
+}
+
+// certificate returns files with a certificate for 127.0.0.1 and its key.
+func certificate(t *testing.T) (cert, key string) {
+	t.Helper()
+	s := httptest.NewTLSServer(http.NotFoundHandler())
+	defer s.Close()
+	pair := s.TLS.Certificates[0]
+	der, err := x509.MarshalPKCS8PrivateKey(pair.PrivateKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return writePEM(t, "CERTIFICATE", pair.Certificate[0]), writePEM(t, "PRIVATE KEY", der)
+}
+
+// writePEM returns a file of its own for the test.
+func writePEM(t *testing.T, kind string, der []byte) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "x.pem")
+	if err := os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
 }
 
 // everyProtocol is the global option that turns h2c on.

@@ -1,12 +1,9 @@
 package integration
 
 import (
-	"encoding/pem"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -27,10 +24,7 @@ func TestHTTPSEndpoints(t *testing.T) {
 		}
 	}))
 	defer e.Close()
-	ca := filepath.Join(t.TempDir(), "ca.pem")
-	if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: e.Certificate().Raw}), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	ca := writePEM(t, "CERTIFICATE", e.Certificate().Raw)
 	option := func(extra string) string {
 		return fmt.Sprintf("\t\tmodel m {\n\t\t\tendpoint %s {\n\t\t\t\tapi_key engine-secret\n\t\t\t\t%s\n\t\t\t}\n\t\t}", e.URL, extra)
 	}
