@@ -275,6 +275,10 @@ func TestR12_HungEngine(t *testing.T) {
 	if r.State != "cooling" || !strings.Contains(r.Reason, "no token in time") {
 		t.Errorf("state %q, reason %q", r.State, r.Reason)
 	}
+	// Who waited in vain was not refused by the gateway.
+	if v, _ := g.metric(t, `llmgw_outcomes_total{model="m",outcome="engine_error"}`); int(v) != failed {
+		t.Errorf("%v engine errors are counted, want %d", v, failed)
+	}
 	// It comes back only after a real success.
 	hangs.Store(false)
 	eventually(t, "it is used again", func() bool {

@@ -2,6 +2,7 @@ package integration
 
 import (
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -63,6 +64,38 @@ func TestHTTPSEndpoints(t *testing.T) {
 			if r := res.Header.Get("X-Llmgw-Replica"); !strings.HasPrefix(r, "https://") {
 				t.Errorf("replica %q", r)
 			}
+		})
+	}
+}
+
+// TestFailedHandshake: a TLS handshake that fails, or never ends, is a connection
+// that was not made: the request goes elsewhere.
+func TestFailedHandshake(t *testing.T) {
+	good := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasPrefix(r.URL.Path, "/v1/chat") {
+			answer(w, r)
+		}
+	}))
+	defer good.Close()
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // it accepts by itself, and says nothing
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	plain := newEngine(t, answer)
+	for name, bad := range map[string]string{"no TLS": plain.Address, "silence": silent.Addr().String()} {
+		t.Run(name, func(t *testing.T) {
+			bothPaths(t, func(t *testing.T, site string) {
+				option := fmt.Sprintf("\t\tmodel m {\n\t\t\tendpoint https://%s {\n\t\t\t\tpool first\n\t\t\t\tpriority 200\n\t\t\t}\n\t\t\tendpoint %s {\n\t\t\t\ttls_insecure_skip_verify\n\t\t\t}\n\t\t}\n\t\treliability {\n\t\t\tconnect_timeout 300ms\n\t\t}", bad, good.URL)
+				g := start(t, option, site)
+				res, text := g.post(t, "/v1/chat/completions", request)
+				if res.StatusCode != http.StatusOK {
+					t.Errorf("%s %s", res.Status, text)
+				}
+				if r := g.replicas(t)["https://"+bad]; r.State != "down" {
+					t.Errorf("it is %s: %s", r.State, r.Reason)
+				}
+			})
 		})
 	}
 }

@@ -248,7 +248,8 @@ func TestS17_WebSockets(t *testing.T) {
 		t.Fatalf("%d unauthenticated upgrades reached the engine", n)
 	}
 	conn := g.dial(t)
-	io.WriteString(conn, handshake("/v1/realtime?model=m&intent=x", secret))
+	io.WriteString(conn, strings.Replace(handshake("/v1/realtime?model=m&intent=x&api_key="+secret, secret),
+		"Authorization: Bearer ", "Sec-WebSocket-Protocol: realtime, openai-insecure-api-key.", 1))
 	r := bufio.NewReader(conn)
 	res, err := http.ReadResponse(r, nil)
 	if err != nil || res.StatusCode != http.StatusSwitchingProtocols {
@@ -260,11 +261,11 @@ func TestS17_WebSockets(t *testing.T) {
 	if line, err := r.ReadString('\n'); line != "echo hello\n" {
 		t.Errorf("got %q, %v", line, err)
 	}
-	if q := e.got()[0].Query; !strings.Contains(q, "model=real-name") || !strings.Contains(q, "intent=x") {
+	if q := e.got()[0].Query; !strings.Contains(q, "model=real-name") || !strings.Contains(q, "intent=x") || strings.Contains(q, secret) {
 		t.Errorf("the engine got ?%s", q)
 	}
-	if h := e.got()[0].Header; strings.Contains(fmt.Sprint(h), secret) {
-		t.Errorf("the engine got the client's key")
+	if h := e.got()[0].Header; strings.Contains(fmt.Sprint(h), secret) || h.Get("Sec-WebSocket-Protocol") != "realtime" {
+		t.Errorf("the engine got the client's key, or lost a subprotocol: %v", h)
 	}
 	res2, text := g.post(t, "/v1/realtime?model=m", "", "Authorization", "Bearer "+secret)
 	isError(t, res2, text, http.StatusBadRequest)
@@ -296,6 +297,13 @@ func TestLoopbackOnly(t *testing.T) {
 	}
 	if n := len(e.got()); n != 3 {
 		t.Errorf("%d requests reached the engine, want 3", n)
+	}
+	// Caddy's proxy overwrites the header before it asks for an upstream.
+	g.load(t, g.caddyfile(one(e), "\treverse_proxy {\n\t\tdynamic llm\n\t\ttransport llm\n\t}"))
+	for address, status := range map[string]int{"127.0.0.1": http.StatusOK, "192.0.2.7": http.StatusServiceUnavailable} {
+		if res, text := g.post(t, "/v1/chat/completions", request, "X-Forwarded-For", address); res.StatusCode != status {
+			t.Errorf("%s: %s %s", address, res.Status, text)
+		}
 	}
 	g.load(t, g.caddyfile(one(e), "\tllm {\n\t\topen\n\t}"))
 	eventually(t, "an open site serves all", func() bool {

@@ -162,7 +162,8 @@ func (h *Handler) answer(x *exchange.Exchange, w http.ResponseWriter, r *http.Re
 	}
 	e.Write(w, x.Route.Anthropic)
 	x.Record(func(res *exchange.Result) { res.Status = e.Status })
-	if errors.Is(err, exchange.ErrReplica) || exchange.Refused(err) {
+	late := errors.Is(err, exchange.ErrTimeout) && !exchange.IsTotal(err)
+	if late || errors.Is(err, exchange.ErrReplica) || exchange.Refused(err) {
 		x.Finish(exchange.OutcomeEngineError)
 	}
 	x.Finish(exchange.OutcomeRejected)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
 	"github.com/llmgw/llmgw/modules/internal/catalog"
@@ -48,6 +49,7 @@ type App struct {
 	// they come back.
 	Endpoints []*Endpoint `json:"endpoints,omitempty"`
 
+	ctx     caddy.Context
 	shared  *shared
 	log     *zap.Logger
 	runtime *exchange.Runtime
@@ -76,7 +78,7 @@ func (*App) CaddyModule() caddy.ModuleInfo {
 // Provision takes a hold on the shared state and builds what the config says.
 // It starts nothing.
 func (a *App) Provision(ctx caddy.Context) error {
-	a.log = ctx.Logger()
+	a.ctx, a.log = ctx, ctx.Logger()
 	a.holds.Store(1)
 	s, err := holdShared()
 	if err != nil {
@@ -95,7 +97,21 @@ func (a *App) Provision(ctx caddy.Context) error {
 func (a *App) Start() error {
 	running.add(a)
 	a.Runtime()
+	a.boundStop()
 	return nil
+}
+
+// defaultGrace is how long requests may go on when the process is stopped, unless
+// the option `grace_period` says otherwise.
+const defaultGrace = 30 * time.Second
+
+// boundStop gives Caddy a grace period where the config has none: Caddy would wait
+// for as long as any stream runs.
+func (a *App) boundStop() {
+	v, err := a.ctx.AppIfConfigured("http")
+	if server, ok := v.(*caddyhttp.App); err == nil && ok && server.GracePeriod == 0 {
+		server.GracePeriod = caddy.Duration(defaultGrace)
+	}
 }
 
 // Stop ends what Start began, unless a newer config has taken over already.

@@ -43,7 +43,7 @@ func (c *liveCollector) Describe(ch chan<- *prometheus.Desc) {
 const maxLiveModels = 200
 
 // states are all states, so that a count that falls to nothing is shown as 0.
-var states = []schedule.State{schedule.Ready, schedule.Draining, schedule.Down, schedule.Cooling}
+var states = []schedule.State{schedule.Ready, schedule.Draining, schedule.Down, schedule.Cooling, schedule.Full}
 
 // Collect implements prometheus.Collector.
 func (c *liveCollector) Collect(ch chan<- prometheus.Metric) {

@@ -62,6 +62,7 @@ func (a *App) Join(r *http.Request) *exchange.Exchange {
 		route = &exchange.Route{Path: r.URL.Path, Method: r.Method}
 	}
 	x := a.Open(r, route)
+	x.Anonymous = x.Anonymous && originallyLocal(r)
 	context.AfterFunc(r.Context(), func() {
 		if err := x.Err(); err != nil {
 			// Caddy answers for itself here, and knows nothing of the cause.
@@ -75,6 +76,25 @@ func (a *App) Join(r *http.Request) *exchange.Exchange {
 	return x
 }
 
+// originallyLocal reports whether no header of the request as it came names a
+// client elsewhere: Caddy's proxy has overwritten X-Forwarded-For by the time that
+// it asks for an upstream.
+func originallyLocal(r *http.Request) bool {
+	repl, ok := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	if !ok {
+		return true
+	}
+	for _, name := range forwardedHeaders {
+		if v, _ := repl.GetString("http.request.header." + name); v != "" && !allLoopback(v) {
+			return false
+		}
+	}
+	return true
+}
+
+// forwardedHeaders name the client of a proxy.
+var forwardedHeaders = []string{"X-Forwarded-For", "X-Real-Ip"}
+
 // FromLoopback reports whether the request comes from this machine: its peer
 // does, and so does every client that a proxy on the way names. A proxy on this
 // machine would otherwise make all the world local, and of the names in
@@ -84,13 +104,19 @@ func FromLoopback(r *http.Request) bool {
 	if !isLoopback(r.RemoteAddr) || client != "" && !isLoopback(client) || r.Header["Forwarded"] != nil {
 		return false
 	}
-	for _, name := range []string{"X-Forwarded-For", "X-Real-Ip"} {
-		for _, v := range r.Header[name] {
-			for address := range strings.SplitSeq(v, ",") {
-				if !isLoopback(strings.TrimSpace(address)) {
-					return false
-				}
-			}
+	for _, name := range forwardedHeaders {
+		if slices.ContainsFunc(r.Header[name], func(v string) bool { return !allLoopback(v) }) {
+			return false
+		}
+	}
+	return true
+}
+
+// allLoopback reports whether all addresses of a list are this machine's.
+func allLoopback(list string) bool {
+	for address := range strings.SplitSeq(list, ",") {
+		if !isLoopback(strings.TrimSpace(address)) {
+			return false
 		}
 	}
 	return true

@@ -28,8 +28,9 @@ func init() {
 }
 
 // Handler checks API keys. A client sends its key as `Authorization: Bearer
-// KEY`, `x-api-key` (Anthropic's clients) or `api-key` (Azure's); it is removed
-// before the request goes on. Then the request's body is read and its model
+// KEY`, `x-api-key` (Anthropic's clients), `api-key` (Azure's) or, for a WebSocket,
+// as the subprotocol `openai-insecure-api-key.KEY` (OpenAI's in browsers); it is
+// removed before the request goes on. Then the request's body is read and its model
 // looked up.
 //
 // While no keys are configured, `llm_api` decides who is served.
@@ -111,6 +112,15 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 
 // ServeHTTP implements caddyhttp.MiddlewareHandler.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	if err := h.check(r); err != nil {
+		// The status is for routes without llm_api, which knows better.
+		return caddyhttp.Error(exchange.Answer(err).Status, err)
+	}
+	return next.ServeHTTP(w, r)
+}
+
+// check tells who the client is, and what model it asks for.
+func (h *Handler) check(r *http.Request) error {
 	x := h.app.Join(r)
 	secret := presented(r.Header)
 	exchange.StripCredentials(r.Header)
@@ -123,15 +133,13 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 			return exchange.Fail(exchange.ErrDenied, "the API key is not valid")
 		}
 	}
-	if x.Route.Kind != exchange.KindModels {
-		if err := x.Read(r); err != nil {
-			return err
-		}
-		if err := x.Resolve(); err != nil {
-			return err
-		}
+	if x.Route.Kind == exchange.KindModels {
+		return nil
 	}
-	return next.ServeHTTP(w, r)
+	if err := x.Read(r); err != nil {
+		return err
+	}
+	return x.Resolve()
 }
 
 // presented returns the key that the client sent, or "".
@@ -144,7 +152,7 @@ func presented(h http.Header) string {
 			return v
 		}
 	}
-	return ""
+	return exchange.SubprotocolKey(h)
 }
 
 // UnmarshalCaddyfile reads the handler's directive:

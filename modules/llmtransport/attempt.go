@@ -4,6 +4,8 @@ import (
 	"context"
 	"io"
 	"net/http"
+	"net/http/httptrace"
+	"sync/atomic"
 
 	"github.com/llmgw/llmgw/modules/internal/catalog"
 	"github.com/llmgw/llmgw/modules/internal/exchange"
@@ -42,9 +44,14 @@ func (a *attempt) send(t *Transport, r *http.Request) (*http.Response, error) {
 	if e := a.x.Endpoint(); e != nil && t.byTLS[e.TLS] != nil {
 		inner = t.byTLS[e.TLS]
 	}
-	res, err := inner.RoundTrip(r.WithContext(ctx))
+	var connected atomic.Bool
+	traced := httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { connected.Store(true) }})
+	res, err := inner.RoundTrip(r.WithContext(traced))
 	if err != nil {
 		cancel(nil)
+		if !connected.Load() { // a handshake that failed is no connection either
+			err = unconnected{err}
+		}
 		return nil, err
 	}
 	if res.StatusCode != http.StatusSwitchingProtocols { // whose body is a connection
@@ -52,6 +59,12 @@ func (a *attempt) send(t *Transport, r *http.Request) (*http.Response, error) {
 	}
 	return res, nil
 }
+
+// unconnected is the error of a round trip that got no connection.
+type unconnected struct{ error }
+
+// Unwrap returns the cause.
+func (e unconnected) Unwrap() error { return e.error }
 
 // slowBody is the body of an answer that came through Caddy's own transport.
 type slowBody struct {

@@ -36,14 +36,14 @@ func (a *attempt) answered(res *http.Response) (_ *http.Response, retry bool, _ 
 	setHeaders(x, res)
 	x.DropBody()
 	kind := mediaType(res.Header.Get("Content-Type"))
-	if e := res.Header.Get("Content-Encoding"); e != "" && e != "identity" {
+	if encoded(res) {
 		kind = "" // asked for or not, it cannot be read
 	}
 	a.src = res.Body
 	switch kind {
 	case eventType:
 		tap := openai.NewTap(res.Body, openai.TapOptions{
-			WithholdUsage: x.InjectsUsage(), WithholdDone: true, RequireEnd: true,
+			WithholdUsage: x.InjectsUsage(), WithholdDone: true, RequireEnd: true, OtherEvents: !x.Route.Events,
 			BreakEvent: breakEvent(x.Route), OnFirst: a.firstToken,
 		})
 		a.src, a.result = tap, tap.Result
@@ -57,6 +57,12 @@ func (a *attempt) answered(res *http.Response) (_ *http.Response, retry bool, _ 
 	}
 	res.Body = a
 	return res, false, nil
+}
+
+// encoded reports whether a body is compressed, or the like.
+func encoded(res *http.Response) bool {
+	e := res.Header.Get("Content-Encoding")
+	return e != "" && e != "identity"
 }
 
 // firstToken notes the first token of a stream.
@@ -148,6 +154,9 @@ func refused(x *exchange.Exchange, res *http.Response) (_ *http.Response, retry 
 	body, _ := io.ReadAll(io.LimitReader(res.Body, maxError))
 	stop.Stop()
 	res.Body.Close()
+	if encoded(res) {
+		body = nil // nobody could read it
+	}
 	e := openai.Normalize(res.StatusCode, body)
 	switch {
 	case res.StatusCode < 400:
@@ -169,6 +178,9 @@ func refused(x *exchange.Exchange, res *http.Response) (_ *http.Response, retry 
 	}
 	if x.Refusal(e) {
 		return nil, true, errRefused
+	}
+	if len(retryAfter) == 0 && (e.Status == http.StatusServiceUnavailable || e.Status == http.StatusTooManyRequests) {
+		retryAfter = []string{"1"} // what clients ought to wait who are told nothing
 	}
 	outcome := exchange.OutcomeClientError
 	if e.Status >= 500 || e.Status == http.StatusTooManyRequests {

@@ -83,6 +83,7 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 			return err
 		}
 		inner.Transport.TLSClientConfig = config
+		inner.Transport.TLSHandshakeTimeout = app.ConnectTimeout()
 		t.byTLS[settings] = inner
 	}
 	return nil
@@ -200,7 +201,7 @@ func isDial(err error) bool {
 	if fast, ok := errors.AsType[*h1.Error](err); ok {
 		return fast.Op == h1.OpDial && !fast.Sent
 	}
-	_, ok := errors.AsType[reverseproxy.DialError](err)
+	_, ok := errors.AsType[unconnected](err)
 	return ok
 }
 

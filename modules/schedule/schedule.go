@@ -50,6 +50,9 @@ const (
 	// Cooling replicas refused work a moment ago; one request is let through
 	// at the end of the pause.
 	Cooling
+	// Full replicas have refused a request while they had others; they take more
+	// when one of these ends, or after a moment.
+	Full
 )
 
 // String returns the state in lower case, as metrics and the admin API show it.
@@ -63,6 +66,8 @@ func (s State) String() string {
 		return "down"
 	case Cooling:
 		return "cooling"
+	case Full:
+		return "full"
 	}
 	return "unknown"
 }

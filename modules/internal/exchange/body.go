@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"slices"
 	"strconv"
@@ -245,6 +246,7 @@ func (x *Exchange) Direct(r *http.Request) bool {
 	x.Authorize(r.Header)
 	if x.Route.Kind == KindUpgrade {
 		q := r.URL.Query()
+		maps.DeleteFunc(q, func(name string, _ []string) bool { return namesSecret(name) })
 		q.Set("model", e.Served(x.serving))
 		r.URL.RawQuery = q.Encode()
 		return true
@@ -276,17 +278,6 @@ func (x *Exchange) Direct(r *http.Request) bool {
 // InjectsUsage reports whether the engine is asked for a usage chunk that the
 // client did not ask for, and must not see.
 func (x *Exchange) InjectsUsage() bool { return x.injects }
-
-// credentials are the request headers that may hold a client's key.
-var credentials = []string{"Authorization", "X-Api-Key", "Api-Key", "X-Goog-Api-Key", "Cookie", "Proxy-Authorization"}
-
-// StripCredentials removes from h whatever may hold the client's key: it is
-// for the gateway, and no engine's business.
-func StripCredentials(h http.Header) {
-	for _, name := range credentials {
-		delete(h, name)
-	}
-}
 
 // Authorize gives an outgoing request the engine's credential instead of the
 // client's, and what else engines are to see.

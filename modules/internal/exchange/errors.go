@@ -23,6 +23,8 @@ var (
 	ErrBusy = errors.New("too many bodies in flight")
 	// ErrUnavailable is a model without a replica that may be used now.
 	ErrUnavailable = errors.New("no replica available")
+	// ErrFull is a model all of whose replicas have as much as they take.
+	ErrFull = errors.New("all replicas are full")
 	// ErrReplica is a replica that could not be reached or did not answer.
 	ErrReplica = errors.New("replica failed")
 	// ErrTimeout is a replica that took too long.
@@ -56,6 +58,7 @@ var classes = []struct {
 	{ErrTooLarge, "too_large", http.StatusRequestEntityTooLarge, "", "request_too_large", 0},
 	{ErrBusy, "busy", http.StatusServiceUnavailable, "", "gateway_busy", time.Second},
 	{ErrUnavailable, "no_replica", http.StatusServiceUnavailable, "", "no_replica_available", retryUnavailable},
+	{ErrFull, "full", http.StatusServiceUnavailable, "", "replicas_full", time.Second},
 	{ErrReplica, "replica_failed", http.StatusBadGateway, "", "replica_failed", time.Second},
 	{ErrTimeout, "timeout", http.StatusGatewayTimeout, "", "replica_timeout", 0},
 	{ErrDenied, "denied", http.StatusUnauthorized, "", "invalid_api_key", 0},

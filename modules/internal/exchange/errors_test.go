@@ -27,6 +27,7 @@ func TestAnswerAndLabel(t *testing.T) {
 		{ErrTooLarge, 413, openai.TypeInvalidRequest, "", "request_too_large", 0, "too_large"},
 		{ErrBusy, 503, openai.TypeServer, "", "gateway_busy", time.Second, "busy"},
 		{ErrUnavailable, 503, openai.TypeServer, "", "no_replica_available", 5 * time.Second, "no_replica"},
+		{ErrFull, 503, openai.TypeServer, "", "replicas_full", time.Second, "full"},
 		{ErrReplica, 502, openai.TypeServer, "", "replica_failed", time.Second, "replica_failed"},
 		{ErrTimeout, 504, openai.TypeServer, "", "replica_timeout", 0, "timeout"},
 		{ErrDenied, 401, openai.TypeAuthentication, "", "invalid_api_key", 0, "denied"},
@@ -58,8 +59,8 @@ func TestAnswerAndLabel(t *testing.T) {
 			}
 		})
 	}
-	if len(classes) != 12 {
-		t.Errorf("%d classes, 12 in this table", len(classes))
+	if len(classes) != 13 {
+		t.Errorf("%d classes, 13 in this table", len(classes))
 	}
 }
 

@@ -275,5 +275,9 @@ func unavailable(m *catalog.Model, d *pipeline.Decision) error {
 	for _, reason := range slices.Sorted(maps.Keys(reasons)) {
 		parts = append(parts, fmt.Sprintf("%d %s", reasons[reason], strings.ReplaceAll(reason, "_", " ")))
 	}
-	return Fail(ErrUnavailable, "no replica of the model `%s` is available now: %s", m.Name, strings.Join(parts, ", "))
+	class := ErrUnavailable
+	if reasons[schedule.Full.String()] > 0 {
+		class = ErrFull // it passes sooner
+	}
+	return Fail(class, "no replica of the model `%s` is available now: %s", m.Name, strings.Join(parts, ", "))
 }

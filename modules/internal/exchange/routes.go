@@ -37,6 +37,9 @@ type Route struct {
 	// Usage is true if a stream's usage can be asked for with
 	// stream_options.include_usage.
 	Usage bool
+	// Events is true if its streams are of typed or named events, the last of
+	// which is known.
+	Events bool
 	// Anthropic is true if its clients expect errors in Anthropic's shape.
 	Anthropic bool
 }
@@ -49,14 +52,15 @@ var routes = func() map[string]*Route {
 	list := []Route{
 		{Path: "/v1/chat/completions", Usage: true},
 		{Path: "/v1/completions", Usage: true},
-		{Path: "/v1/messages", Anthropic: true},
+		{Path: "/v1/messages", Anthropic: true, Events: true},
 		{Path: "/v1/messages/count_tokens", Anthropic: true},
-		{Path: "/v1/audio/transcriptions", Kind: KindForm},
-		{Path: "/v1/audio/translations", Kind: KindForm},
+		{Path: "/v1/responses", Events: true},
+		{Path: "/v1/audio/transcriptions", Kind: KindForm, Events: true},
+		{Path: "/v1/audio/translations", Kind: KindForm, Events: true},
 		{Path: "/v1/realtime", Kind: KindUpgrade, Method: http.MethodGet},
 	}
 	for _, p := range []string{
-		"/v1/responses", "/v1/embeddings", "/v1/audio/speech", "/v1/images/generations",
+		"/v1/embeddings", "/v1/audio/speech", "/v1/images/generations",
 		"/v1/moderations", "/v1/chat/completions/render", "/v1/completions/render",
 		"/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score", "/v1/classify", "/classify",
 		"/pooling", "/v1/pooling", "/v2/embed", "/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize",

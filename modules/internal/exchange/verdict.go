@@ -45,11 +45,23 @@ func (x *Exchange) BrokeOff(err error, silent bool) (retry bool) {
 // may go to another replica: not where the current one took too long, since it
 // may be running there.
 func (x *Exchange) GaveUp(cause error) (retry bool) {
-	if !IsTotal(cause) {
+	switch {
+	case IsTotal(cause):
+	case errors.Is(cause, errFirstToken) && !x.Fields.Stream && !x.quiet():
+		// Only a stream says whether it has begun: this one may just be long.
+	default:
 		x.ReplicaFailed(cause.Error())
 	}
 	x.Fail(cause)
 	return errors.Is(cause, errGone) && x.MayResend()
+}
+
+// quiet reports whether the current replica has said nothing to any request for
+// as long as a first token may take.
+func (x *Exchange) quiet() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.slot.Quiet(x.serving.Reliability.FirstToken)
 }
 
 // Refusal notes an answer that is an error. It returns whether the request may

@@ -161,9 +161,8 @@ func TestBreakerIgnoresWhatWasUnderWay(t *testing.T) {
 		s, _ := send(r)
 		slots = append(slots, s)
 	}
-	slots[0].Refused("503", 0, cooldown)
-	for i := range slots[1:5] {
-		slots[1+i].Refused("503", 0, cooldown)
+	for i := range slots[:5] {
+		slots[i].Failed("broken", cooldown)
 	}
 	slots[5].Succeeded()
 	if r.State() != schedule.Cooling {
@@ -171,7 +170,7 @@ func TestBreakerIgnoresWhatWasUnderWay(t *testing.T) {
 	}
 	c.advance(firstPause)
 	if r.State() != schedule.Ready {
-		t.Error("late refusals made the pause longer")
+		t.Error("late failures made the pause longer")
 	}
 	for i := range slots {
 		slots[i].Release()

@@ -38,6 +38,7 @@ type Replica struct {
 	// requests waited.
 	batch    atomic.Int64
 	draining atomic.Bool
+	full     full
 	stats    atomic.Pointer[Stats]
 	models   atomic.Pointer[[]string]
 	drain    drainRate
@@ -111,6 +112,7 @@ var neverScraped = Stats{Waiting: schedule.Unknown, Running: schedule.Unknown, K
 func (r *Replica) Restarted() {
 	r.stats.Store(nil)
 	r.batch.Store(0)
+	r.full.reset()
 	r.Breaker.Reset()
 }
 
@@ -172,7 +174,13 @@ func (r *Replica) state(now time.Time) schedule.State {
 	if s := r.Health.State(); s != schedule.Ready {
 		return s
 	}
-	return r.Breaker.State(now)
+	if s := r.Breaker.State(now); s != schedule.Ready {
+		return s
+	}
+	if r.full.at(now, r.inflight.Load()) {
+		return schedule.Full
+	}
+	return schedule.Ready
 }
 
 // Fill writes the replica's facts into a candidate, leaving Pool, Priority and

@@ -12,6 +12,7 @@ type Slot struct {
 	tokens  int64
 	probe   int64 // names the one request of a half-open breaker; 0 for any other
 	silent  bool  // it counts as one to which nothing was said
+	roomy   bool  // it was sent although the replica had refused another: there was room again
 }
 
 // Take counts a request of so many estimated tokens, if the replica still has
@@ -32,7 +33,7 @@ func (r *Replica) Take(seen int, tokens int64) (Slot, bool) {
 		return Slot{}, false
 	}
 	r.pending.Add(tokens)
-	return Slot{replica: r, tokens: tokens, probe: probe}, true
+	return Slot{replica: r, tokens: tokens, probe: probe, roomy: r.full.until.Load() != 0 && r.full.known(r.now())}, true
 }
 
 // Release gives the slot back. Releasing it again, or a zero Slot, does
@@ -64,17 +65,31 @@ func (s *Slot) Alive() {
 func (s *Slot) Succeeded() {
 	if s.replica != nil {
 		s.heard()
+		s.replica.Progressed(s.replica.now())
 		s.replica.Breaker.Succeeded(s.probe)
 		s.probe = 0
 	}
 }
 
-// Refused notes that the replica asked for less; see [Breaker.Refused].
+// Refused notes that the replica asked for less, for so long if asked is not 0.
+// If it has other requests it is full, and takes more when one of these ends; if
+// it refuses what there should have been room for, that is a failure. Without any
+// other request the breaker opens; see [Breaker.Refused].
 func (s *Slot) Refused(reason string, asked, cooldown time.Duration) {
-	if s.replica != nil {
-		s.replica.Breaker.Refused(s.replica.now(), reason, s.probe, asked, cooldown)
-		s.probe = 0
+	if s.replica == nil {
+		return
 	}
+	r, now := s.replica, s.replica.now()
+	others := r.inflight.Load() - 1
+	switch {
+	case s.probe != 0 || others <= 0:
+		r.Breaker.Refused(now, reason, s.probe, asked, cooldown)
+		s.probe = 0
+		return
+	case s.roomy:
+		r.Breaker.Failed(now, reason, 0, cooldown)
+	}
+	r.full.mark(now, others, asked, cooldown)
 }
 
 // Failed notes that the replica failed; see [Breaker.Failed].
@@ -96,10 +111,14 @@ func (s *Slot) Silent(waited, cooldown time.Duration) {
 		s.silent = true
 		s.replica.silent.Add(1)
 	}
-	now := s.replica.now()
-	if n := s.replica.silent.Load(); n >= silentToOpen && now.UnixNano()-s.replica.progress.Load() >= int64(waited) {
-		s.replica.Breaker.Silent(now, fmt.Sprintf("no progress: nothing came for %v while %d requests waited", waited, n), cooldown)
+	if n := s.replica.silent.Load(); n >= silentToOpen && s.Quiet(waited) {
+		s.replica.Breaker.Silent(s.replica.now(), fmt.Sprintf("no progress: nothing came for %v while %d requests waited", waited, n), cooldown)
 	}
+}
+
+// Quiet reports whether the replica has said nothing to any request for so long.
+func (s *Slot) Quiet(d time.Duration) bool {
+	return s.replica == nil || s.replica.now().UnixNano()-s.replica.progress.Load() >= int64(d)
 }
 
 // heard ends what Silent began.

@@ -82,7 +82,7 @@ func inspect(b []byte) facts {
 // ended reports whether an event type is the last of a stream's events.
 func ended(typ []byte) bool {
 	switch string(typ) {
-	case "response.completed", "response.incomplete", "message_stop", "transcript.text.done":
+	case "response.completed", "response.incomplete", "response.cancelled", "message_stop", "transcript.text.done":
 		return true
 	}
 	return false

@@ -25,10 +25,14 @@ type TapOptions struct {
 	// WithholdDone drops a [DONE] that follows an error event or a choice that ended with "abort":
 	// vLLM sends both when it is stopped, and a client would take the answer for a whole one.
 	WithholdDone bool
-	// RequireEnd takes a stream of a kind that has an end mark for broken if it
+	// RequireEnd takes a stream that ought to have an end mark for broken if it
 	// ends without one, and without an error: without chunks or a length nothing
-	// else tells the end from a break.
+	// else tells the end from a break. A stream of choices ought to, and one of
+	// typed or named events unless they are OtherEvents.
 	RequireEnd bool
+	// OtherEvents says that the stream may be of an API whose last event is not
+	// known.
+	OtherEvents bool
 	// BreakEvent gives the event (with its blank line) that a client reads when the stream breaks
 	// off before its end, see StreamBroken. Nil means none.
 	BreakEvent func(err error) []byte
@@ -55,7 +59,7 @@ type Tap struct {
 	err   error  // of src, returned when all is read
 	extra []byte // what follows buf: the break event
 	res   Result
-	typed bool // a kind of stream that has an end mark
+	typed bool // a kind of stream that ought to have an end mark
 	last  likeness
 
 	// Offsets in buf: given <= pass <= end, and event <= line <= end.
@@ -305,7 +309,7 @@ func (t *Tap) failed() bool { return t.res.Aborted || t.res.ErrorFrame }
 
 // note adds to the result what an event has said.
 func (t *Tap) note(f facts) {
-	t.typed = t.typed || f.choices || len(f.typ) > 0 || t.name != nameNone
+	t.typed = t.typed || f.choices || !t.opt.OtherEvents && (len(f.typ) > 0 || t.name != nameNone)
 	t.res.add(&f)
 	if !f.content {
 		return

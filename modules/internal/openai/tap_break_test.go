@@ -222,6 +222,24 @@ func TestTruncatedStreamIsIncomplete(t *testing.T) {
 	}
 }
 
+// TestEndOfOtherEvents: an API that is not known may call its last event
+// anything. Its streams end as their framing says.
+func TestEndOfOtherEvents(t *testing.T) {
+	opt := TapOptions{RequireEnd: true, OtherEvents: true, BreakEvent: StreamBroken}
+	for _, stream := range []string{
+		"data: {\"type\":\"speech.audio.delta\"}\n\ndata: {\"type\":\"speech.audio.done\"}\n\n",
+		"event: progress\ndata: {\"x\":1}\n\nevent: result\ndata: {\"y\":2}\n\n",
+	} {
+		if out, r := readAll(t, opt, []byte(stream)); out != stream || !r.Complete {
+			t.Errorf("%q: %q, %+v", stream, out, r)
+		}
+	}
+	out, err := io.ReadAll(NewTap(&chunks{pieces: [][]byte{[]byte(tokenEvent)}}, opt))
+	if string(out) != tokenEvent+string(StreamBroken(nil)) || !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("choices without an end: %q, %v", out, err)
+	}
+}
+
 func TestTapCloseAndMisbehavingSource(t *testing.T) {
 	src := &chunks{pieces: [][]byte{[]byte(tokenEvent)}}
 	tap := NewTap(src, TapOptions{})

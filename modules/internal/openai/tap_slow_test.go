@@ -75,7 +75,7 @@ func slowRead(stream string) (Result, bool) {
 
 var clientStatus = regexp.MustCompile(`^4[0-9][0-9]$`)
 
-var lastEvents = regexp.MustCompile(`^(response\.completed|response\.incomplete|message_stop|transcript\.text\.done)$`)
+var lastEvents = regexp.MustCompile(`^(response\.completed|response\.incomplete|response\.cancelled|message_stop|transcript\.text\.done)$`)
 
 func (r *slowReader) event(name, data string) {
 	if strings.Trim(data, " \t") == "[DONE]" && len(data) < 32 {

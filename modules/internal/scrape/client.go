@@ -47,6 +47,10 @@ func NewClient(transport http.RoundTripper) *http.Client {
 // errNoMetrics says that the engine has no metrics page.
 var errNoMetrics = errors.New("the engine has no metrics page")
 
+// errHidden says that it has one, but not for us, which is no fault of the
+// engine's.
+var errHidden = fmt.Errorf("%w for the gateway", errNoMetrics)
+
 // get asks for a path below the replica's base URL. The caller bounds ctx and
 // closes the body of the response.
 func (t *Target) get(ctx context.Context, path string) (*http.Response, error) {
@@ -83,6 +87,8 @@ func (t *Target) metrics(ctx context.Context) (*fleet.Stats, error) {
 		return Parse(res.Body, t.Engine, t.Metrics, t.Models)
 	case http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusNotImplemented:
 		return nil, errNoMetrics
+	case http.StatusUnauthorized, http.StatusForbidden:
+		return nil, errHidden
 	}
 	return nil, fmt.Errorf("/metrics answered %d", res.StatusCode)
 }

@@ -164,8 +164,8 @@ func TestRedirectLoopEnds(t *testing.T) {
 
 func TestR10_StatusOfTheMetricsPage(t *testing.T) {
 	for status, none := range map[int]bool{
-		404: true, 405: true, 501: true,
-		400: false, 401: false, 403: false, 429: false, 500: false, 502: false, 503: false, 204: false,
+		404: true, 405: true, 501: true, 401: true, 403: true,
+		400: false, 429: false, 500: false, 502: false, 503: false, 204: false,
 	} {
 		tg := serve(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) })
 		s, err := tg.metrics(bounded(t))

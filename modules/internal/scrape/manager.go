@@ -250,7 +250,11 @@ func (w *watcher) scrape(ctx context.Context, t *Target) {
 	switch {
 	case errors.Is(err, errNoMetrics):
 		stats = noMetrics(w.manager.now())
-		if !r.Stats().NoMetrics {
+		switch {
+		case r.Stats().NoMetrics:
+		case errors.Is(err, errHidden):
+			w.log().Warn("replica denies the gateway its metrics page: it is routed by own counts; does the endpoint need an api_key?")
+		default:
 			w.log().Info("replica has no metrics page: it is routed by own counts")
 		}
 	case err != nil:

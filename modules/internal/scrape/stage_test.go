@@ -67,6 +67,8 @@ func (e *engine) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, errors.New("connection refused")
 	case "404":
 		status = http.StatusNotFound
+	case "403":
+		status = http.StatusForbidden
 	case "500":
 		status = http.StatusInternalServerError
 	case "503":

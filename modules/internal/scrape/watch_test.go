@@ -57,8 +57,27 @@ func TestHangingModelsAreNoFailedScrape(t *testing.T) {
 }
 
 func TestR10_EngineWithoutMetrics(t *testing.T) {
+	withoutMetrics(t, "404", "no metrics page")
+}
+
+// An engine behind something that shows its metrics to nobody is as healthy as
+// any other, and comes back by its health page alone.
+func TestR10_EngineThatHidesItsMetrics(t *testing.T) {
+	withoutMetrics(t, "403", "api_key")
 	play(t, func(s *stage) {
-		s.engine.set("/metrics", "404")
+		s.engine.set("/metrics", "403")
+		detach, _ := s.attach()
+		defer detach()
+		s.after(time.Second)
+		s.replica.Health.ConnectFailed("connect: refused")
+		s.after(5 * time.Second)
+		s.want(schedule.Ready)
+	})
+}
+
+func withoutMetrics(t *testing.T, status, said string) {
+	play(t, func(s *stage) {
+		s.engine.set("/metrics", status)
 		detach, _ := s.attach()
 		defer detach()
 		s.after(time.Minute)
@@ -68,7 +87,7 @@ func TestR10_EngineWithoutMetrics(t *testing.T) {
 		if !got.NoMetrics || got.Failed != "" || time.Since(got.At) > 2*time.Second {
 			s.Errorf("stats %+v", *got)
 		}
-		if s.log.count("no metrics page") != 1 || s.log.count("failed") != 0 {
+		if s.log.count(said) != 1 || s.log.count("failed") != 0 {
 			s.Errorf("want it said once:\n%s", s.log.text.String())
 		}
 	})

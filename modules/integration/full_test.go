@@ -1,0 +1,72 @@
+package integration
+
+import (
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"testing"
+)
+
+// TestFullEngines: engines that refuse what is too much for them are not ill. As
+// soon as a request ends there is room for another.
+func TestFullEngines(t *testing.T) {
+	const slots = 4
+	bothPaths(t, func(t *testing.T, site string) {
+		finish := make(chan struct{})
+		var held atomic.Int64
+		newFull := func() *engine {
+			var running atomic.Int64
+			return newEngine(t, func(w http.ResponseWriter, r *http.Request) {
+				defer running.Add(-1)
+				if running.Add(1) > slots {
+					w.WriteHeader(http.StatusTooManyRequests)
+					return
+				}
+				held.Add(1)
+				defer held.Add(-1)
+				select {
+				case <-finish:
+				case <-r.Context().Done():
+				}
+				answer(w, r)
+			})
+		}
+		engines := []*engine{newFull(), newFull(), newFull()}
+		g := start(t, one(engines...), site)
+		var wg sync.WaitGroup
+		served := make(chan struct{}, 100)
+		ask := func() {
+			wg.Go(func() {
+				if res, text := g.post(t, "/v1/chat/completions", request); res.StatusCode != http.StatusOK {
+					t.Errorf("%s %s", res.Status, text)
+				}
+				served <- struct{}{}
+			})
+		}
+		full := func() bool { return held.Load() == int64(slots*len(engines)) }
+		for range slots * len(engines) {
+			n := held.Load()
+			ask()
+			eventually(t, "it has begun", func() bool { return held.Load() > n })
+		}
+		for range 8 {
+			res, text := g.post(t, "/v1/chat/completions", request)
+			if c := res.StatusCode; c != http.StatusServiceUnavailable && c != http.StatusTooManyRequests || res.Header.Get("Retry-After") != "1" {
+				t.Errorf("%s %v %s", res.Status, res.Header, text)
+			}
+		}
+		for range 3 * slots { // each before a pause would be over
+			finish <- struct{}{}
+			<-served
+			ask()
+			eventually(t, "the room that there is is used", full)
+		}
+		for _, e := range engines {
+			if r := g.replicas(t)[e.Address]; r.State != "full" && r.State != "ready" {
+				t.Errorf("%s is %s: %s", e.Address, r.State, r.Reason)
+			}
+		}
+		close(finish)
+		wg.Wait()
+	})
+}
