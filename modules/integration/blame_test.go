@@ -107,3 +107,35 @@ func TestKilledWithKeptConnections(t *testing.T) {
 		wg.Wait()
 	})
 }
+
+// TestLimitInsideAStream: who reads a stream that a time limit ends is told so,
+// and so is the log.
+func TestLimitInsideAStream(t *testing.T) {
+	bothPaths(t, func(t *testing.T, site string) {
+		e := newEngine(t, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			io.WriteString(w, tokenEvent)
+			http.NewResponseController(w).Flush()
+			<-r.Context().Done()
+		})
+		for option, says := range map[string]string{
+			"idle_token_timeout 100ms": "the replica stopped giving tokens",
+			"total_timeout 100ms":      "the request took longer than the gateway allows",
+		} {
+			g := start(t, one(e)+"\n\t\treliability {\n\t\t\t"+option+"\n\t\t}", site)
+			res, err := http.DefaultClient.Do(g.request(t, t.Context(), http.MethodPost, "/v1/chat/completions", streamRequest))
+			if err != nil {
+				t.Fatal(err)
+			}
+			text, err := io.ReadAll(res.Body)
+			res.Body.Close()
+			if err == nil || !strings.Contains(string(text), says) {
+				t.Errorf("%s: %q, %v", option, text, err)
+			}
+			line := g.accessLog(t, res.Header.Get("X-Request-Id"))
+			if line["outcome"] != "broken" || line["reason"] != "timeout" || !strings.Contains(line["error"].(string), says) {
+				t.Errorf("%s: %v", option, line)
+			}
+		}
+	})
+}

@@ -76,7 +76,7 @@ func TestS08_AReplicaThatBreaksStreams(t *testing.T) {
 		}
 		io.Copy(io.Discard, res.Body)
 		res.Body.Close()
-		if strings.Contains(g.replicas(t)[breaks.Address].Reason, "broken") {
+		if strings.Contains(g.replicas(t)[breaks.Address].Reason, "broke off") {
 			return
 		}
 	}

@@ -61,7 +61,7 @@ func logFields(x *exchange.Exchange, r *http.Request) {
 	}
 	if err := x.Err(); err != nil {
 		extra.Add(zap.String("reason", exchange.Label(err)))
-		if res.Status >= http.StatusInternalServerError {
+		if res.Status >= http.StatusInternalServerError || res.Outcome == exchange.OutcomeBroken {
 			text := err.Error()
 			extra.Add(zap.String("error", text[:min(len(text), maxError)]))
 		}

@@ -64,7 +64,7 @@ func (a *App) Join(r *http.Request) *exchange.Exchange {
 	x := a.Open(r, route)
 	x.Anonymous = x.Anonymous && originallyLocal(r)
 	context.AfterFunc(r.Context(), func() {
-		if err := x.Err(); err != nil {
+		if err := x.Err(); err != nil && x.Result().Outcome == "" {
 			// Caddy answers for itself here, and knows nothing of the cause.
 			x.Record(func(res *exchange.Result) { res.Status = http.StatusServiceUnavailable })
 			x.Finish(exchange.OutcomeRejected)

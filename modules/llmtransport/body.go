@@ -13,15 +13,24 @@ import (
 // breakEvent returns what a client of the route reads when its stream breaks
 // off. The Responses and Messages APIs name their events.
 func breakEvent(route *exchange.Route) func(error) []byte {
+	start := "event: error\ndata: "
 	if route.Usage {
-		return openai.StreamBroken
+		start = "data: "
 	}
-	return namedBreak
+	return func(err error) []byte {
+		text := exchange.Answer(broken(err)).Message
+		e := openai.NewError(http.StatusBadGateway, "", openai.CodeStreamBroken, text)
+		return append(e.AppendJSON([]byte(start), !route.Usage), "\n\n"...)
+	}
 }
 
-func namedBreak(error) []byte {
-	e := openai.NewError(http.StatusBadGateway, "", openai.CodeStreamBroken, "the replica broke off the stream")
-	return append(e.AppendJSON([]byte("event: error\ndata: "), true), "\n\n"...)
+// broken returns why an answer that had begun did not come to its end: a time
+// limit, or the replica.
+func broken(err error) error {
+	if errors.Is(err, exchange.ErrTimeout) {
+		return err
+	}
+	return exchange.FailWith(exchange.ErrReplica, err, "the replica broke off the stream")
 }
 
 // Read implements io.Reader.
@@ -72,12 +81,21 @@ func (a *attempt) Close() error {
 		a.x.Succeeded()
 	case exchange.OutcomeBroken, exchange.OutcomeEngineError:
 		if !exchange.IsTotal(a.watch.Cause()) {
-			a.x.ReplicaFailed("answer: " + string(outcome))
+			a.x.ReplicaFailed(failures[outcome])
 		}
+	}
+	if outcome == exchange.OutcomeBroken {
+		a.x.Fail(broken(a.err))
 	}
 	a.x.Finish(outcome)
 	a.watch.Stop()
 	return a.src.Close()
+}
+
+// failures say what an answer that failed did.
+var failures = map[exchange.Outcome]string{
+	exchange.OutcomeBroken:      "broke off an answer",
+	exchange.OutcomeEngineError: "error inside an answer",
 }
 
 func (a *attempt) outcome(seen openai.Result) exchange.Outcome {

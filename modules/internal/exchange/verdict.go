@@ -2,6 +2,7 @@ package exchange
 
 import (
 	"errors"
+	"fmt"
 	"net/http"
 	"strings"
 
@@ -69,7 +70,7 @@ func (x *Exchange) quiet() bool {
 func (x *Exchange) Refusal(e *openai.Error) (retry bool) {
 	switch {
 	case e.Status == http.StatusServiceUnavailable, e.Status == http.StatusTooManyRequests, nothingStarted(e):
-		x.Refused("status "+http.StatusText(e.Status), e.RetryAfter)
+		x.Refused(answered(e), e.RetryAfter)
 		if x.MayRetry() {
 			x.Fail(e)
 			return true
@@ -81,11 +82,16 @@ func (x *Exchange) Refusal(e *openai.Error) (retry bool) {
 			return true
 		}
 	case e.Status >= http.StatusInternalServerError && e.Status != http.StatusNotImplemented:
-		x.ReplicaFailed("status " + http.StatusText(e.Status))
+		x.ReplicaFailed(answered(e))
 	default:
 		x.Succeeded() // it is the client's own fault
 	}
 	return false
+}
+
+// answered says what the replica did, for operators.
+func answered(e *openai.Error) string {
+	return fmt.Sprintf("answered %d %s", e.Status, http.StatusText(e.Status))
 }
 
 // engineDied knows the answers by which an engine says that the process died

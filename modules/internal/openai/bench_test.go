@@ -120,7 +120,7 @@ func BenchmarkTap(b *testing.B) {
 	run("copy", func(s io.ReadCloser) io.Reader { return s })
 	run("plain", func(s io.ReadCloser) io.Reader { return NewTap(s, TapOptions{}) })
 	run("withhold", func(s io.ReadCloser) io.Reader {
-		return NewTap(s, TapOptions{WithholdUsage: true, WithholdDone: true, BreakEvent: StreamBroken})
+		return NewTap(s, TapOptions{WithholdUsage: true, WithholdDone: true, BreakEvent: brokenEvent})
 	})
 	long := bytes.Repeat(event, 14) // many events a read
 	b.Run("withhold_14_a_read", func(b *testing.B) {

@@ -21,12 +21,6 @@ type Result struct {
 	Withheld int64 // bytes of them that the client did not get
 }
 
-// StreamBroken is a BreakEvent for OpenAI's clients.
-func StreamBroken(error) []byte {
-	e := NewError(502, "", CodeStreamBroken, "the replica broke off the stream")
-	return append(e.AppendJSON([]byte("data: "), false), "\n\n"...)
-}
-
 const maxFinish = 64
 
 // add merges what an event or an answer has said, except for its content.

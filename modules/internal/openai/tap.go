@@ -34,7 +34,7 @@ type TapOptions struct {
 	// known.
 	OtherEvents bool
 	// BreakEvent gives the event (with its blank line) that a client reads when the stream breaks
-	// off before its end, see StreamBroken. Nil means none.
+	// off before its end. Nil means none.
 	BreakEvent func(err error) []byte
 	// OnFirst is called once, from Read, at the first event in which the model says something.
 	OnFirst func()

@@ -157,9 +157,9 @@ func TestEventsAreNotDelayed(t *testing.T) {
 
 func TestBreak(t *testing.T) {
 	token := `data: {"choices":[{"index":0,"delta":{"content":"a"}}]}` + "\n\n"
-	broken := string(StreamBroken(nil))
-	opt := TapOptions{BreakEvent: StreamBroken}
-	holding := TapOptions{BreakEvent: StreamBroken, WithholdUsage: true}
+	broken := string(brokenEvent(nil))
+	opt := TapOptions{BreakEvent: brokenEvent}
+	holding := TapOptions{BreakEvent: brokenEvent, WithholdUsage: true}
 	reset := &net.OpError{Op: "read", Err: errors.New("connection reset by peer")}
 	for _, tt := range []struct {
 		name, stream string
@@ -225,7 +225,7 @@ func TestTruncatedStreamIsIncomplete(t *testing.T) {
 // TestEndOfOtherEvents: an API that is not known may call its last event
 // anything. Its streams end as their framing says.
 func TestEndOfOtherEvents(t *testing.T) {
-	opt := TapOptions{RequireEnd: true, OtherEvents: true, BreakEvent: StreamBroken}
+	opt := TapOptions{RequireEnd: true, OtherEvents: true, BreakEvent: brokenEvent}
 	for _, stream := range []string{
 		"data: {\"type\":\"speech.audio.delta\"}\n\ndata: {\"type\":\"speech.audio.done\"}\n\n",
 		"event: progress\ndata: {\"x\":1}\n\nevent: result\ndata: {\"y\":2}\n\n",
@@ -235,7 +235,7 @@ func TestEndOfOtherEvents(t *testing.T) {
 		}
 	}
 	out, err := io.ReadAll(NewTap(&chunks{pieces: [][]byte{[]byte(tokenEvent)}}, opt))
-	if string(out) != tokenEvent+string(StreamBroken(nil)) || !errors.Is(err, io.ErrUnexpectedEOF) {
+	if string(out) != tokenEvent+string(brokenEvent(nil)) || !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("choices without an end: %q, %v", out, err)
 	}
 }

@@ -295,3 +295,9 @@ func TestWithholdDropsTheWholeEvent(t *testing.T) {
 		})
 	}
 }
+
+// brokenEvent is a BreakEvent.
+func brokenEvent(error) []byte {
+	e := NewError(502, "", CodeStreamBroken, "the replica broke off the stream")
+	return append(e.AppendJSON([]byte("data: "), false), "\n\n"...)
+}

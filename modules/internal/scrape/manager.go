@@ -160,6 +160,7 @@ type watcher struct {
 	id      string
 	learn   time.Time // when to learn the models next
 	down    bool      // and said so
+	alone   time.Time // since when its breaker is open, as last said
 	blind   string    // why the models could not be learned, as last said
 	missing []string  // fields that were warned of
 	failing bool
@@ -178,6 +179,7 @@ func (w *watcher) once(ctx context.Context, t *Target) time.Duration {
 		w.log().Info("replica is back")
 		r.Restarted()
 	}
+	w.sayAlone(r)
 	if !w.manager.now().Before(w.learn) {
 		w.models(ctx, t)
 	}
@@ -214,6 +216,20 @@ func (w *watcher) sayDown(r *fleet.Replica) {
 	if reason, _ := r.Health.Reason(); !w.down {
 		w.down = true
 		w.log().Warn("replica is down", "reason", reason)
+	}
+}
+
+// sayAlone logs once that the replica's breaker has opened, and once that it has
+// closed.
+func (w *watcher) sayAlone(r *fleet.Replica) {
+	reason, since := r.Breaker.Reason()
+	if since.Equal(w.alone) {
+		return
+	}
+	if w.alone = since; since.IsZero() {
+		w.log().Info("replica answers well again")
+	} else {
+		w.log().Warn("replica is let alone for a while", "reason", reason)
 	}
 }
 

@@ -204,7 +204,29 @@ func TestStarvedGatewayBlamesNoReplica(t *testing.T) {
 			s.Error("values that could not be read are not stale")
 		}
 		s.engine.set("/metrics", "hang")
-		s.after(10 * time.Second)
+		s.after(20 * time.Second)
 		s.want(schedule.Down)
+	})
+}
+
+// TestOpenBreakersAreLogged: whoever opened it, it is said once.
+func TestOpenBreakersAreLogged(t *testing.T) {
+	play(t, func(s *stage) {
+		detach, _ := s.attach()
+		defer detach()
+		s.after(0)
+		slot, _ := s.replica.Take(-1, 1)
+		slot.Refused("answered 503 Service Unavailable", 0, 15*time.Second)
+		slot.Release()
+		s.after(4 * time.Second)
+		slot, _ = s.replica.Take(-1, 1)
+		slot.Succeeded()
+		slot.Release()
+		s.after(4 * time.Second)
+		for _, text := range []string{"let alone for a while", "answered 503", "answers well again"} {
+			if n := s.log.count(text); n != 1 {
+				s.Errorf("%q is logged %d times:\n%s", text, n, s.log.text.String())
+			}
+		}
 	})
 }
