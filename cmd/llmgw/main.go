@@ -2,6 +2,8 @@
 package main
 
 import (
+	"runtime/debug"
+
 	"github.com/caddyserver/caddy/v2"
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 	_ "github.com/caddyserver/caddy/v2/modules/standard"
@@ -11,6 +13,7 @@ import (
 
 func main() {
 	caddy.CustomBinaryName = "llmgw"
+	caddy.CustomVersion = "llmgw " + version() + ", Caddy" // Caddy puts its own behind it
 	caddy.CustomLongDescription = `llmgw is an OpenAI-compatible gateway in front of vLLM, SGLang and llama.cpp
 replicas, built on Caddy: all of Caddy's commands and modules are here too.
 
@@ -26,4 +29,12 @@ With a Caddyfile in the current directory:
 
 	$ llmgw run`
 	caddycmd.Main()
+}
+
+// version is that of the module which this binary was built from.
+func version() string {
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
+		return info.Main.Version
+	}
+	return "(devel)"
 }

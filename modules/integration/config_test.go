@@ -58,17 +58,21 @@ func TestAdapt(t *testing.T) {
 func TestConfigErrors(t *testing.T) {
 	t.Setenv("LLMGW_TEST_EMPTY", "")
 	for name, c := range map[string]struct{ option, site, want string }{
+		"not an address":     {"model m {\n endpoint y:1\n endpoint x:1 gpu1:80O0\n}", "llm", `model "m": endpoint 2: address 2: not a valid address`},
+		"learned address":    {"endpoint x:1,y:1", "llm", "endpoint 1: address 1: not a valid address"},
 		"bad address":        {"model m {\n endpoint ftp://x:1\n}", "llm", `scheme "ftp" is not supported`},
 		"address with a key": {"model m {\n endpoint http://u:hunter2@x:1\n}", "llm", "use the api_key option"},
-		"address with /v1":   {"model m {\n endpoint http://x:1/v1\n}", "llm", "without /v1"},
+		"address with /v1":   {"model m {\n endpoint http://x:1/v1\n}", "llm", "it ends in /v1: give it without, as in http://x:1;"},
+		"secret and /v1":     {"model m {\n endpoint http://u:hunter2@x:1/v1\n}", "llm", "use the api_key option"},
 		"bad port":           {"model m {\n endpoint x:70000\n}", "llm", "70000"},
 		"twice":              {"model m {\n endpoint x:1 x:1\n}", "llm", "named twice"},
 		"alias taken":        {"model m {\n alias a\n endpoint x:1\n}\nmodel n {\n alias a\n endpoint x:2\n}", "llm", `"a" is taken`},
 		"engine":             {"model m {\n endpoint x:1 {\n engine vlm\n}\n}", "llm", "llamacpp, sglang, vllm"},
 		"metric":             {"model m {\n endpoint x:1 {\n metric wating a\n}\n}", "llm", "kv_usage"},
-		"empty engine key":   {"model m {\n endpoint x:1 {\n api_key {env.LLMGW_TEST_EMPTY}\n}\n}", "llm", "api_key"},
-		"no profile":         {"model m {\n routing fast\n endpoint x:1\n}", "llm", `no such routing profile`},
-		"default profile":    {"default_profile fast", "llm", "fast"},
+		"empty engine key":   {"model m {\n endpoint x:1 {\n api_key {env.LLMGW_TEST_EMPTY}\n}\n}", "llm", "api_key: the key is empty: is the environment variable"},
+		"unknown engine key": {"model m {\n endpoint x:1 {\n api_key {nonsense}\n}\n}", "llm", "api_key: a placeholder in it is unknown"},
+		"no profile":         {"model m {\n routing fast\n endpoint x:1\n}", "llm", `there is no routing profile "fast"; there are: batch, chat, debug, long-context`},
+		"default profile":    {"routing mine {\n score queue 1\n}\ndefault_profile fast", "llm", `default_profile: there is no routing profile "fast"; there are: batch, chat, debug, long-context, mine`},
 		"scorer":             {"routing chat {\n score nonsense 1\n}", "llm", "nonsense"},
 		"weight":             {"routing chat {\n score queue -1\n}", "llm", "-1"},
 		"session load":       {"prefix {\n session x-s 0.5\n}", "llm", "from 1 to 100"},
@@ -78,7 +82,9 @@ func TestConfigErrors(t *testing.T) {
 		"tls_ca":             {"model m {\n endpoint https://x:1 {\n tls_ca /nonexistent.pem\n}\n}", "llm", "tls_ca"},
 		"empty key":          {"", "llm {\n key {env.LLMGW_TEST_EMPTY}\n}", "the key is empty"},
 		"same key":           {"", "llm {\n key a\n key a\n}", "same key"},
-		"key profile":        {"", "llm {\n key a {\n routing fast\n}\n}", "fast"},
+		"same name":          {"", "llm {\n key a {\n name x\n}\n key b {\n name x\n}\n}", `two keys have the name "x"`},
+		"name by number":     {"", "llm {\n key a {\n name key-2\n}\n key b\n}", `two keys have the name "key-2"`},
+		"key profile":        {"", "llm {\n key a {\n routing fast\n}\n}", `"fast"; there are: batch`},
 		"policy profile":     {"", "reverse_proxy x:1 {\n lb_policy llm fast\n}", "fast"},
 		"temperature":        {"routing chat {\n pick softmax -1\n}", "llm", "temperature"},
 	} {
@@ -117,5 +123,45 @@ func TestExampleCaddyfile(t *testing.T) {
 	}
 	if err := caddy.Validate(&parsed); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestConfigJSON loads what a Caddyfile cannot say: in JSON a duration of 0 is
+// the default, and plugins are named without a parser of theirs.
+func TestConfigJSON(t *testing.T) {
+	for name, c := range map[string]struct{ app, want string }{
+		"durations of 0":    {`{"scrape_interval":0,"reliability":{"cooldown":0,"connect_timeout":0,"total_timeout":0}}`, ""},
+		"negative duration": {`{"reliability":{"connect_timeout":-1}}`, "connect_timeout -1ns: must be at least 1ms"},
+		"negative interval": {`{"scrape_interval":-1}`, "must be at least 100ms"},
+		"scorer":            {`{"routing":{"chat":{"scorers":[{"weight":1,"scorer":{"name":"foo"}}]}}}`, `there is no scorer "foo"; there are: inflight, kv`},
+		"filter":            {`{"routing":{"chat":{"filters":[{"name":"foo"}]}}}`, `there is no filter "foo"`},
+		"picker":            {`{"routing":{"chat":{"picker":{"name":"foo"}}}}`, `there is no picker "foo"; there are: max_score`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var parsed caddy.Config
+			if err := json.Unmarshal([]byte(`{"admin":{"disabled":true},"apps":{"llmgw":`+c.app+`}}`), &parsed); err != nil {
+				t.Fatal(err)
+			}
+			err := caddy.Validate(&parsed)
+			if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+				t.Errorf("error %v, want one with %q", err, c.want)
+			}
+		})
+	}
+}
+
+// TestNoModels: a site whose global option is missing says so when it is loaded,
+// and one that needs no models does not.
+func TestNoModels(t *testing.T) {
+	const warning = "is the global option llmgw missing?"
+	for site, warns := range map[string]bool{"\tllm": true, "\treverse_proxy 127.0.0.1:9 {\n\t\tlb_policy llm\n\t}": false} {
+		g := start(t, "", site)
+		text, err := os.ReadFile(g.logs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(string(text), warning) != warns {
+			t.Errorf("%s: a warning: %t, want %t\n%s", site, !warns, warns, text)
+		}
 	}
 }

@@ -343,7 +343,8 @@ func TestDocsProfiles(t *testing.T) {
 func TestDocsErrors(t *testing.T) {
 	table := rows(doc(t, "docs/api.md"))
 	for _, class := range []error{
-		exchange.ErrRequest, exchange.ErrModel, exchange.ErrTooLarge, exchange.ErrBusy, exchange.ErrUnavailable, exchange.ErrReplica,
+		exchange.ErrRequest, exchange.ErrModel, exchange.ErrTooLarge, exchange.ErrBusy, exchange.ErrUnavailable, exchange.ErrFull, exchange.ErrReplica,
+		exchange.ErrTimeout,
 		exchange.ErrDenied, exchange.ErrPath, exchange.ErrMethod, exchange.ErrUpgrade, exchange.ErrInternal,
 	} {
 		e := exchange.Answer(class)

@@ -145,7 +145,7 @@ func TestExampleRuns(t *testing.T) {
 		text = strings.ReplaceAll(text, "127.0.0.1:"+port, address)
 	}
 	listen, admin := freePort(t), freePort(t)
-	text = strings.Replace(text, "http://127.0.0.1:8080", "http://"+listen, 1)
+	text = strings.Replace(text, "\n:8080 {", "\n"+strings.TrimPrefix(listen, "127.0.0.1")+" {", 1)
 	text = strings.Replace(text, "{\n\tgrace_period", "{\n\tadmin "+admin+"\n\tgrace_period", 1)
 	file := filepath.Join(t.TempDir(), "Caddyfile")
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {

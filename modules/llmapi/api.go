@@ -126,7 +126,7 @@ func check(route *exchange.Route, r *http.Request) error {
 	}
 	switch {
 	case route == unknown:
-		return exchange.Fail(exchange.ErrPath, "there is no such endpoint: is the base URL right? It ends in /v1 for OpenAI clients")
+		return exchange.Fail(exchange.ErrPath, "there is no such endpoint: is the base URL right? OpenAI clients' base URL ends in /v1, Anthropic's does not")
 	case route.Kind == exchange.KindUpgrade && !exchange.IsUpgrade(r.Header):
 		return exchange.Fail(exchange.ErrRequest, "this endpoint needs a WebSocket: send `Connection: Upgrade` and `Upgrade: websocket`")
 	case method != route.Method:

@@ -15,8 +15,11 @@ func (h *Handler) option(d *caddyfile.Dispenser) (known bool, err error) {
 			return true, d.ArgErr()
 		}
 		n, err := humanize.ParseBytes(text)
-		if err != nil || n == 0 || n > 1<<40 {
+		if err != nil {
 			return true, d.Errf("body_limit: %q is not a size such as 32MiB", text)
+		}
+		if n == 0 || n > 1<<40 {
+			return true, d.Errf("body_limit %s: must be from 1 byte to 1TiB", text)
 		}
 		h.BodyLimit = int64(n)
 		return true, nil

@@ -14,22 +14,22 @@ import (
 func init() {
 	caddycmd.RegisterCommand(caddycmd.Command{
 		Name:  "proxy",
-		Usage: "--to <address> [--to <address> ...] [--from <address>] [--key <key>] [--open] [--admin <address>] [--access-log] [--debug]",
+		Usage: "--to <address> [--to <address> ...] [--from <address>] [--key <key>] [--api-key <key>] [--open] [--admin <address>] [--access-log] [--debug]",
 		Short: "Puts the gateway in front of engines, without a config file",
 		Long: `
 Serves the OpenAI API on --from and sends each request to the best of the --to
-engines. What models these serve is read from their /v1/models, now and
-whenever they come back.
+engines. What models these serve is read from their /v1/models: now, whenever
+they come back, every 30 s, and 5 s after an attempt that failed.
 
-Without --key only clients on this machine are served, unless --open is given.
-The key may be a placeholder such as {env.LLMGW_KEY}.
+Without --key only clients that come over loopback (127.0.0.1, ::1) are served,
+unless --open is given. The keys may be placeholders such as {env.LLMGW_KEY}.
 `,
 		CobraFunc: func(c *cobra.Command) {
 			c.Flags().StringP("from", "f", ":8080", "Address on which to serve")
 			c.Flags().StringSliceP("to", "t", nil, "Engine address: host:port, or a URL")
 			c.Flags().String("key", "", "Key that clients must send")
 			c.Flags().String("api-key", "", "Key that the engines ask for")
-			c.Flags().Bool("open", false, "Serve other machines without a key")
+			c.Flags().Bool("open", false, "Serve clients without a key that do not come over loopback")
 			c.Flags().String("admin", "", "Address of the admin API, or off (default localhost:2019)")
 			c.Flags().Bool("access-log", false, "Log each request")
 			c.Flags().BoolP("debug", "v", false, "Log more")

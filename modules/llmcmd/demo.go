@@ -2,10 +2,12 @@ package llmcmd
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
 	"strings"
+	"syscall"
 
 	"github.com/caddyserver/caddy/v2"
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
@@ -45,7 +47,7 @@ func cmdDemo(fs caddycmd.Flags) (int, error) {
 		o.to = append(o.to, address)
 	}
 	if err := o.load(); err != nil {
-		return caddy.ExitCodeFailedStartup, err
+		return caddy.ExitCodeFailedStartup, elsewhere(err)
 	}
 	fmt.Printf(`
 llmgw serves on http://%[1]s before %[2]d simulated replicas: %[3]s
@@ -67,6 +69,15 @@ Ctrl-C ends everything.
 	}
 	stop()
 	return caddy.ExitCodeSuccess, caddy.Stop()
+}
+
+// elsewhere says what to do about a taken port: `make run` has a name of its own
+// for --from.
+func elsewhere(err error) error {
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return fmt.Errorf("%w: take another one with --from, or `make run LISTEN=127.0.0.1:9000`", err)
+	}
+	return err
 }
 
 // freeAddress returns a loopback address that nobody listens on.

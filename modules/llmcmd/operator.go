@@ -3,6 +3,7 @@ package llmcmd
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -16,6 +17,7 @@ import (
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 	"github.com/spf13/cobra"
 
+	"github.com/llmgw/llmgw/modules/internal/fleet"
 	"github.com/llmgw/llmgw/modules/llmgw"
 )
 
@@ -33,6 +35,9 @@ func registerOperator() {
 					if err != nil {
 						return err
 					}
+					if strings.Contains(address, "://") {
+						return fmt.Errorf("--address %s: want host:port, or unix//path", address)
+					}
 					if address, err = caddycmd.DetermineAdminAPIAddress(address, nil, "", ""); err != nil {
 						return err
 					}
@@ -49,9 +54,9 @@ func registerOperator() {
 	none := func(*cobra.Command) {}
 	operator("replicas", "[--address <admin>] [--json]", "Lists the replicas of a running gateway", none, cobra.NoArgs,
 		func(k *client, _ *cobra.Command, _ []string) error { return k.replicas() })
-	operator("drain", "<replica> [--address <admin>]", "Gives a replica no new work", none, cobra.ExactArgs(1),
+	operator("drain", "<replica> [--address <admin>] [--json]", "Gives a replica no new work", none, oneReplica,
 		func(k *client, _ *cobra.Command, args []string) error { return k.drain("drain", args[0]) })
-	operator("undrain", "<replica> [--address <admin>]", "Gives a replica work again", none, cobra.ExactArgs(1),
+	operator("undrain", "<replica> [--address <admin>] [--json]", "Gives a replica work again", none, oneReplica,
 		func(k *client, _ *cobra.Command, args []string) error { return k.drain("undrain", args[0]) })
 	operator("explain", "<model> | --file <request.json> [--profile <profile>] [--session <id>] [--address <admin>] [--json]",
 		"Says where a request would go, and why", func(c *cobra.Command) {
@@ -59,6 +64,14 @@ func registerOperator() {
 			c.Flags().String("profile", "", "Routing profile, instead of the model's")
 			c.Flags().String("session", "", "Session id, as x-session-id would hold it")
 		}, cobra.MaximumNArgs(1), (*client).explain)
+}
+
+// oneReplica wants the name of one replica.
+func oneReplica(_ *cobra.Command, args []string) error {
+	if len(args) != 1 {
+		return errors.New("give one replica's id: `llmgw replicas` lists them")
+	}
+	return nil
 }
 
 // client asks a running gateway's admin API.
@@ -77,7 +90,7 @@ func (k *client) call(method, path string, body []byte, v any) error {
 	}
 	res, err := caddycmd.AdminAPIRequest(k.address, method, path, header, bytes.NewReader(body))
 	if err != nil {
-		return err
+		return k.failed(err)
 	}
 	defer res.Body.Close()
 	if k.raw {
@@ -85,6 +98,28 @@ func (k *client) call(method, path string, body []byte, v any) error {
 		return err
 	}
 	return json.NewDecoder(res.Body).Decode(v)
+}
+
+// failed says in the user's words what Caddy has made one text of: nobody
+// answered, or the gateway did with an error.
+func (k *client) failed(err error) error {
+	text := err.Error()
+	if cause, ok := strings.CutPrefix(text, "performing request: "); ok {
+		if _, dialled, ok := strings.Cut(cause, `": `); ok { // behind the URL
+			cause = dialled
+		}
+		return fmt.Errorf("%s: is llmgw running? --address names another admin endpoint; `llmgw demo` prints its own", cause)
+	}
+	if _, answer, ok := strings.Cut(text, ": HTTP "); ok {
+		_, body, _ := strings.Cut(answer, ": ")
+		var said struct {
+			Error string `json:"error"`
+		}
+		if json.Unmarshal([]byte(body), &said) == nil && said.Error != "" {
+			return errors.New(strings.ReplaceAll(said.Error, "GET /llmgw/replicas", "`llmgw replicas`"))
+		}
+	}
+	return err
 }
 
 func (k *client) replicas() error {
@@ -115,6 +150,10 @@ func text(v *float64, decimals int) string {
 }
 
 func (k *client) drain(verb, replica string) error {
+	// Its address will do as well as its id, which has no http:// in front.
+	if u, err := fleet.ParseURL(replica); err == nil && strings.Contains(replica, "://") {
+		replica = strings.TrimPrefix(u.String(), "http://")
+	}
 	body, err := json.Marshal(map[string]string{"replica": replica})
 	if err != nil {
 		return err
@@ -149,7 +188,7 @@ func (k *client) explain(c *cobra.Command, args []string) error {
 func explainBody(file string, args []string) ([]byte, error) {
 	switch {
 	case file != "" && len(args) > 0, file == "" && len(args) == 0:
-		return nil, fmt.Errorf("give either a model or --file")
+		return nil, errors.New("give either a model or --file")
 	case file == "-":
 		return io.ReadAll(os.Stdin)
 	case file != "":

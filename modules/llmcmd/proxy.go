@@ -171,6 +171,12 @@ func cmdProxy(fs caddycmd.Flags) (int, error) {
 	if err != nil {
 		return caddy.ExitCodeFailedStartup, err
 	}
+	for _, name := range []string{"key", "api-key"} {
+		// A variable that is not set must not open the gateway to everybody.
+		if fs.Changed(name) && strings.TrimSpace(fs.String(name)) == "" {
+			return caddy.ExitCodeFailedStartup, fmt.Errorf("--%s is empty: is the variable that it comes from set? Leave it out to have none", name)
+		}
+	}
 	o := proxyOptions{
 		from: fs.String("from"), to: to, admin: fs.String("admin"), key: fs.String("key"), apiKey: fs.String("api-key"),
 		open: fs.Bool("open"), accessLog: fs.Bool("access-log"), debug: fs.Bool("debug"),

@@ -172,7 +172,7 @@ func (a *App) Explain(f openai.Fields, profile, session string) (Explanation, er
 		return Explanation{}, fmt.Errorf("the model %q: %w; there are: %q", f.Model, ErrNotFound, a.runtime.Catalog.Names())
 	}
 	if profile != "" && !a.HasProfile(profile) {
-		return Explanation{}, fmt.Errorf("the routing profile %q: %w", profile, ErrNotFound)
+		return Explanation{}, fmt.Errorf("the routing profile %q: %w; there are: %s", profile, ErrNotFound, profileNames(a.runtime.Profiles))
 	}
 	if session == "" {
 		session = f.User

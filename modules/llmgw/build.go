@@ -18,6 +18,7 @@ import (
 // The defaults of the config.
 const (
 	defaultScrapeInterval = time.Second
+	minScrapeInterval     = 100 * time.Millisecond
 	defaultProfile        = "chat"
 	defaultPool           = "default"
 	defaultPriority       = 100
@@ -37,8 +38,8 @@ func (a *App) build(ctx caddy.Context) error {
 	if a.ScrapeInterval == 0 {
 		a.ScrapeInterval = caddy.Duration(defaultScrapeInterval)
 	}
-	if a.ScrapeInterval < caddy.Duration(100*time.Millisecond) {
-		return fmt.Errorf("scrape_interval %v: must be at least 100ms", time.Duration(a.ScrapeInterval))
+	if a.ScrapeInterval < caddy.Duration(minScrapeInterval) {
+		return fmt.Errorf("scrape_interval %v: must be at least %v", time.Duration(a.ScrapeInterval), minScrapeInterval)
 	}
 	if time.Duration(a.ScrapeInterval) > fleet.StatsMaxAge {
 		return fmt.Errorf("scrape_interval %v: must be at most %v, after which values are unknown", time.Duration(a.ScrapeInterval), fleet.StatsMaxAge)
@@ -51,7 +52,7 @@ func (a *App) build(ctx caddy.Context) error {
 		return err
 	}
 	if profiles[a.DefaultProfile] == nil {
-		return fmt.Errorf("default_profile %q: there is no such routing profile", a.DefaultProfile)
+		return fmt.Errorf("default_profile: %w", noProfile(profiles, a.DefaultProfile))
 	}
 	defaults, err := a.modelDefaults(nil, nil)
 	if err != nil {
@@ -67,7 +68,7 @@ func (a *App) build(ctx caddy.Context) error {
 	for _, m := range a.Models {
 		built, err := a.buildModel(m, defaults)
 		if err == nil && m.Routing != "" && profiles[m.Routing] == nil {
-			err = fmt.Errorf("routing %q: there is no such routing profile", m.Routing)
+			err = fmt.Errorf("routing: %w", noProfile(profiles, m.Routing))
 		}
 		if err != nil {
 			faults = append(faults, fmt.Errorf("model %q: %w", m.Name, err))
@@ -76,13 +77,15 @@ func (a *App) build(ctx caddy.Context) error {
 		models = append(models, built)
 	}
 	var learning []*catalog.Endpoint
-	for _, e := range a.Endpoints {
+	for i, e := range a.Endpoints {
 		if e.ServedModel != "" {
 			faults = append(faults, fmt.Errorf("endpoint with served_model %s: served_model needs a model around the endpoint", e.ServedModel))
 			continue
 		}
 		built, err := a.buildEndpoints(e, "")
-		faults = append(faults, err)
+		if err != nil {
+			faults = append(faults, fmt.Errorf("endpoint %d: %w", i+1, err))
+		}
 		learning = append(learning, built...)
 	}
 	if err := errors.Join(faults...); err != nil {
@@ -100,6 +103,14 @@ func (a *App) build(ctx caddy.Context) error {
 		Now: now,
 	}
 	return nil
+}
+
+// WarnOfNoModels tells the log of a gateway that can serve nothing. It is for
+// whoever needs models: a selection policy has upstreams instead.
+func (a *App) WarnOfNoModels() {
+	if len(a.Models)+len(a.Endpoints) == 0 {
+		a.log.Warn("llm has no models: is the global option llmgw missing?")
+	}
 }
 
 // modelDefaults are the settings of a model with the given settings of its own,
@@ -127,8 +138,8 @@ func (a *App) modelDefaults(prefix *Prefix, reliability *Reliability) (catalog.M
 		if s.Load != 0 {
 			m.SessionLoad = s.Load
 		}
-		if !(m.SessionLoad >= 1 && m.SessionLoad <= 100) {
-			return m, fmt.Errorf("session load %v: must be from 1 to 100; 1.25 lets sessions push a replica 25 %% above the mean", s.Load)
+		if err := checkLoad(m.SessionLoad); err != nil {
+			return m, err
 		}
 		if s.Off {
 			m.SessionLoad = 0
@@ -136,6 +147,13 @@ func (a *App) modelDefaults(prefix *Prefix, reliability *Reliability) (catalog.M
 	}
 	m.SessionHeader = textproto.CanonicalMIMEHeaderKey(m.SessionHeader)
 	return m, nil
+}
+
+func checkLoad(load float64) error {
+	if !(load >= 1 && load <= 100) {
+		return fmt.Errorf("session load %v: must be from 1 to 100; 1.25 lets sessions push a replica 25 %% above the mean", load)
+	}
+	return nil
 }
 
 func (a *App) buildModel(m *Model, defaults catalog.Model) (*catalog.Model, error) {
@@ -155,10 +173,10 @@ func (a *App) buildModel(m *Model, defaults catalog.Model) (*catalog.Model, erro
 		return nil, errors.New("connect_timeout is for all models together: give it outside of the model")
 	}
 	built.Name, built.Aliases, built.Fallbacks, built.Profile = m.Name, m.Aliases, m.Fallbacks, m.Routing
-	for _, e := range m.Endpoints {
+	for i, e := range m.Endpoints {
 		list, err := a.buildEndpoints(e, m.Name)
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("endpoint %d: %w", i+1, err)
 		}
 		for _, one := range list {
 			if slices.ContainsFunc(built.Endpoints, func(o *catalog.Endpoint) bool { return o.Replica == one.Replica }) {

@@ -79,7 +79,7 @@ func (a *App) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		var err error
 		switch d.Val() {
 		case "scrape_interval":
-			err = durationArg(d, &a.ScrapeInterval)
+			err = durationArg(d, minScrapeInterval, &a.ScrapeInterval)
 		case "default_profile":
 			err = oneArg(d, &a.DefaultProfile)
 		case "routing":
@@ -122,13 +122,13 @@ func (a *App) parseRouting(d *caddyfile.Dispenser) error {
 				return err
 			}
 		case "filter":
-			raw, err := parsePlugin(d, "llmgw.filters.")
+			raw, err := parsePlugin(d, filters)
 			if err != nil {
 				return err
 			}
 			r.FiltersRaw = append(r.FiltersRaw, raw)
 		case "pick":
-			raw, err := parsePlugin(d, "llmgw.pickers.")
+			raw, err := parsePlugin(d, pickers)
 			if err != nil {
 				return err
 			}
@@ -155,7 +155,7 @@ func (r *Routing) parseScore(d *caddyfile.Dispenser) error {
 	tokens := append([]caddyfile.Token{segment[0]}, segment[2:]...)
 	inner := caddyfile.NewDispenser(tokens)
 	inner.Next()
-	raw, err := parseModule(inner, "llmgw.scorers.")
+	raw, err := parseModule(inner, scorers)
 	if err != nil {
 		return err
 	}
@@ -173,6 +173,9 @@ func parsePlugin(d *caddyfile.Dispenser, namespace string) (json.RawMessage, err
 
 func parseModule(d *caddyfile.Dispenser, namespace string) (json.RawMessage, error) {
 	name := d.Val()
+	if err := installed(namespace, name); err != nil {
+		return nil, d.WrapErr(err)
+	}
 	m, err := caddyfile.UnmarshalModule(d, namespace+name)
 	if err != nil {
 		return nil, err

@@ -3,6 +3,8 @@ package llmgw
 import (
 	"math"
 	"strconv"
+	"strings"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
@@ -24,12 +26,17 @@ func parsePrefix(d *caddyfile.Dispenser, into **Prefix) error {
 		switch {
 		case len(args) == 1 && args[0] == "off":
 			s.Off = true
+		case len(args) > 1 && args[0] == "off":
+			return d.Err("session off takes no load")
 		case len(args) == 1 || len(args) == 2:
 			s.Header = args[0]
 			if len(args) == 2 {
 				load, err := parseNumber(args[1])
 				if err != nil {
 					return d.Errf("session load %q is not a number", args[1])
+				}
+				if err := checkLoad(load); err != nil {
+					return d.WrapErr(err)
 				}
 				s.Load = load
 			}
@@ -41,8 +48,9 @@ func parsePrefix(d *caddyfile.Dispenser, into **Prefix) error {
 	return nil
 }
 
-// durationArg reads exactly one duration.
-func durationArg(d *caddyfile.Dispenser, into *caddy.Duration) error {
+// durationArg reads exactly one duration, not below the least. In JSON 0 is the
+// default; whoever writes it into a Caddyfile means something else by it.
+func durationArg(d *caddyfile.Dispenser, least time.Duration, into *caddy.Duration) error {
 	option, text := d.Val(), ""
 	if err := oneArg(d, &text); err != nil {
 		return err
@@ -50,6 +58,13 @@ func durationArg(d *caddyfile.Dispenser, into *caddy.Duration) error {
 	v, err := caddy.ParseDuration(text)
 	if err != nil {
 		return d.Errf("%s: %q is not a duration such as 1s or 500ms", option, text)
+	}
+	if v < least {
+		instead := "it cannot be turned off"
+		if strings.HasSuffix(option, "_timeout") {
+			instead = `there is no "no limit"`
+		}
+		return d.Errf("%s %s: must be at least %v; %s", option, text, least, instead)
 	}
 	*into = caddy.Duration(v)
 	return nil

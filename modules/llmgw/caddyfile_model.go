@@ -76,7 +76,11 @@ func (e *Endpoint) parseOption(d *caddyfile.Dispenser) error {
 	case "engine":
 		return oneArg(d, &e.Engine)
 	case "api_key":
-		return oneArg(d, &e.APIKey)
+		err := oneArg(d, &e.APIKey)
+		if err == nil && e.APIKey == "" {
+			return d.Err("api_key: " + emptyKey)
+		}
+		return err
 	case "metric":
 		var field, name string
 		if !d.AllArgs(&field, &name) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"os"
 	"slices"
 	"strings"
@@ -51,25 +52,30 @@ func (a *App) buildEndpoints(e *Endpoint, model string) ([]*catalog.Endpoint, er
 		}
 	}
 	if e.APIKey != "" {
-		key, err := repl.ReplaceOrErr(e.APIKey, true, true)
+		key, err := repl.ReplaceOrErr(e.APIKey, false, true)
 		if err != nil {
-			return nil, errors.New("api_key: a placeholder in it is unknown or empty")
+			return nil, errors.New("api_key: a placeholder in it is unknown")
 		}
-		proto.APIKey = key
+		// White space around it, such as the line end of the file that it comes
+		// from, is no part of it: a header could not carry it.
+		if proto.APIKey = strings.TrimSpace(key); proto.APIKey == "" {
+			return nil, errors.New("api_key: " + emptyKey)
+		}
 	}
 	client, err := a.transport.client(proto.TLS)
 	if err != nil {
 		return nil, err
 	}
 	var built []*catalog.Endpoint
-	for _, address := range e.Addresses {
+	for i, address := range e.Addresses {
 		expanded, err := repl.ReplaceOrErr(address, true, true)
 		if err != nil {
-			return nil, fmt.Errorf("endpoint: an address has an unknown or empty placeholder: %w", err)
+			return nil, fmt.Errorf("address %d: a placeholder in it is unknown or empty: %w", i+1, err)
 		}
-		u, err := fleet.ParseURL(expanded)
+		u, err := parseAddress(expanded)
 		if err != nil {
-			return nil, fmt.Errorf("endpoint: %w", err)
+			// By its number, since it may hold a secret.
+			return nil, fmt.Errorf("address %d: %w", i+1, err)
 		}
 		one := proto
 		replica, release := a.shared.fleet.Hold(u)
@@ -86,6 +92,25 @@ func (a *App) buildEndpoints(e *Endpoint, model string) ([]*catalog.Endpoint, er
 		}, served)
 	}
 	return built, nil
+}
+
+// emptyKey is what is said of a key that is not there.
+const emptyKey = "the key is empty: is the environment variable or file that it comes from set?"
+
+// parseAddress reads an endpoint's address.
+func parseAddress(address string) (*url.URL, error) {
+	u, err := fleet.ParseURL(address)
+	if err == nil {
+		return u, nil
+	}
+	// Of what is there for OpenAI's clients the end is wrong, and all that is
+	// shown of an address is its beginning.
+	if bare, ok := strings.CutSuffix(strings.TrimRight(address, "/"), "/v1"); ok {
+		if u, bareErr := fleet.ParseURL(bare); bareErr == nil {
+			return nil, fmt.Errorf("it ends in /v1: give it without, as in %s://%s; the gateway adds /v1 by itself", u.Scheme, u.Host)
+		}
+	}
+	return nil, err
 }
 
 // targets collects what to scrape: one target per replica, even where it

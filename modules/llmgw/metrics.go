@@ -41,6 +41,7 @@ const maxModels = 1000
 
 // modelMetrics are the children of one model, looked up once.
 type modelMetrics struct {
+	name                 string // as a label
 	duration, ttft, tpot prometheus.Observer
 	prompt, completion   prometheus.Counter
 	outcomes             map[exchange.Outcome]prometheus.Counter
@@ -113,7 +114,7 @@ func (m *metrics) model(name string) *modelMetrics {
 		outcomes[o] = m.outcomes.WithLabelValues(name, string(o))
 	}
 	v, _ := m.models.LoadOrStore(name, &modelMetrics{
-		outcomes: outcomes,
+		name: name, outcomes: outcomes,
 		duration: m.duration.WithLabelValues(name), ttft: m.ttft.WithLabelValues(name), tpot: m.tpot.WithLabelValues(name),
 		prompt: m.tokens.WithLabelValues(name, "prompt"), completion: m.tokens.WithLabelValues(name, "completion"),
 	})
@@ -126,11 +127,11 @@ type statusKey struct {
 	status int
 }
 
-func (m *metrics) status(mm *modelMetrics, model string, key statusKey) prometheus.Counter {
+func (m *metrics) status(mm *modelMetrics, key statusKey) prometheus.Counter {
 	if v, ok := mm.status.Load(key); ok {
 		return v.(prometheus.Counter)
 	}
-	c := m.requests.WithLabelValues(model, key.pool, strconv.Itoa(key.status))
+	c := m.requests.WithLabelValues(mm.name, key.pool, strconv.Itoa(key.status))
 	mm.status.Store(key, c)
 	return c
 }
@@ -140,9 +141,9 @@ func (m *metrics) ended(x *exchange.Exchange) {
 	if x.Route.Kind == exchange.KindModels {
 		return
 	}
-	model, res, end := x.ModelName(), x.Result(), now()
-	mm := m.model(model)
-	m.status(mm, model, statusKey{x.Pool(), res.Status}).Inc()
+	res, end := x.Result(), now()
+	mm := m.model(x.ModelName())
+	m.status(mm, statusKey{x.Pool(), res.Status}).Inc()
 	if c := mm.outcomes[res.Outcome]; c != nil {
 		c.Inc()
 	}
@@ -161,17 +162,17 @@ func (m *metrics) ended(x *exchange.Exchange) {
 		m.overhead.Observe(x.Overhead().Seconds())
 	}
 	if n := x.Attempts(); n > 1 {
-		m.retries.WithLabelValues(model).Add(float64(n - 1))
+		m.retries.WithLabelValues(mm.name).Add(float64(n - 1))
 	}
 	if other := x.Fallback(); other != "" {
-		m.fallbacks.WithLabelValues(model, other).Inc()
+		m.fallbacks.WithLabelValues(mm.name, m.model(other).name).Inc()
 	}
 }
 
 // picked counts a decision that found no replica.
 func (m *metrics) picked(x *exchange.Exchange, failure string) {
 	if failure != "" {
-		m.failures.WithLabelValues(x.ModelName(), failure).Inc()
+		m.failures.WithLabelValues(m.model(x.ModelName()).name, failure).Inc()
 	}
 }
 

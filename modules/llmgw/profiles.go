@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/caddyserver/caddy/v2"
 
@@ -56,6 +57,19 @@ func (a *App) profiles(ctx caddy.Context) (map[string]*pipeline.Profile, error) 
 	return profiles, errors.Join(faults...)
 }
 
+// noProfile says that config, or an operator, names a routing profile that does
+// not exist.
+func noProfile(profiles map[string]*pipeline.Profile, name string) error {
+	return fmt.Errorf("there is no routing profile %q; there are: %s", name, profileNames(profiles))
+}
+
+// NoProfile does so for whoever has the app.
+func (a *App) NoProfile(name string) error { return noProfile(a.runtime.Profiles, name) }
+
+func profileNames(profiles map[string]*pipeline.Profile) string {
+	return strings.Join(slices.Sorted(maps.Keys(profiles)), ", ")
+}
+
 func buildProfile(ctx caddy.Context, name string, r *Routing) (*pipeline.Profile, error) {
 	if r == nil {
 		r = new(Routing)
@@ -93,7 +107,7 @@ func buildProfile(ctx caddy.Context, name string, r *Routing) (*pipeline.Profile
 		if weights[name] == 0 {
 			continue
 		}
-		v, err := ctx.LoadModuleByID("llmgw.scorers."+name, raw[name])
+		v, err := loadPlugin(ctx, scorers, name, raw[name])
 		if err != nil {
 			return nil, fmt.Errorf("score %s: %w", name, err)
 		}
@@ -108,7 +122,7 @@ func buildProfile(ctx caddy.Context, name string, r *Routing) (*pipeline.Profile
 		if err != nil {
 			return nil, fmt.Errorf("filter: %w", err)
 		}
-		v, err := ctx.LoadModuleByID("llmgw.filters."+name, config)
+		v, err := loadPlugin(ctx, filters, name, config)
 		if err != nil {
 			return nil, fmt.Errorf("filter %s: %w", name, err)
 		}
@@ -132,7 +146,7 @@ func loadPicker(ctx caddy.Context, p *pipeline.Profile, raw json.RawMessage, shi
 	if err != nil {
 		return fmt.Errorf("picker: %w", err)
 	}
-	v, err := ctx.LoadModuleByID("llmgw.pickers."+name, config)
+	v, err := loadPlugin(ctx, pickers, name, config)
 	if err != nil {
 		return fmt.Errorf("pick %s: %w", name, err)
 	}
@@ -142,6 +156,37 @@ func loadPicker(ctx caddy.Context, p *pipeline.Profile, raw json.RawMessage, shi
 	}
 	p.PickerName, p.Picker = name, picker
 	return nil
+}
+
+// The namespaces of plugins.
+const (
+	scorers = "llmgw.scorers."
+	filters = "llmgw.filters."
+	pickers = "llmgw.pickers."
+)
+
+func loadPlugin(ctx caddy.Context, namespace, name string, config json.RawMessage) (any, error) {
+	if err := installed(namespace, name); err != nil {
+		return nil, err
+	}
+	return ctx.LoadModuleByID(namespace+name, config)
+}
+
+// installed says which plugins there are in a namespace, unless the named one is
+// among them.
+func installed(namespace, name string) error {
+	if _, err := caddy.GetModule(namespace + name); err == nil {
+		return nil
+	}
+	kind := strings.TrimSuffix(strings.TrimPrefix(namespace, "llmgw."), "s.")
+	var names []string
+	for _, m := range caddy.GetModules(strings.TrimSuffix(namespace, ".")) {
+		names = append(names, m.ID.Name())
+	}
+	if names == nil {
+		return fmt.Errorf("there is no %s %q, nor any other: plugins bring them", kind, name)
+	}
+	return fmt.Errorf("there is no %s %q; there are: %s", kind, name, strings.Join(names, ", "))
 }
 
 // splitName takes the inline key "name" out of a plugin's config. Caddy's own

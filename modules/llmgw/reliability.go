@@ -20,6 +20,9 @@ var defaultReliability = catalog.Reliability{
 
 const defaultConnectTimeout = 2 * time.Second
 
+// minDuration is the least of all durations here.
+const minDuration = time.Millisecond
+
 // maxRetries bounds the retries: Caddy's proxy asks ten times at most.
 const maxRetries = 8
 
@@ -54,8 +57,8 @@ func (r *Reliability) apply(c *catalog.Reliability) error {
 			continue
 		}
 		*d.into = time.Duration(d.value)
-		if *d.into < time.Millisecond {
-			faults = append(faults, fmt.Errorf("%s %v: must be at least 1ms", d.name, *d.into))
+		if *d.into < minDuration {
+			faults = append(faults, fmt.Errorf("%s %v: must be at least %v", d.name, *d.into, minDuration))
 		}
 	}
 	return errors.Join(faults...)
@@ -93,15 +96,15 @@ func parseReliability(d *caddyfile.Dispenser, into **Reliability) error {
 			on := text == "on"
 			r.ResendAfterSend = &on
 		case "cooldown":
-			err = durationArg(d, &r.Cooldown)
+			err = durationArg(d, minDuration, &r.Cooldown)
 		case "connect_timeout":
-			err = durationArg(d, &r.ConnectTimeout)
+			err = durationArg(d, minDuration, &r.ConnectTimeout)
 		case "first_token_timeout":
-			err = durationArg(d, &r.FirstTokenTimeout)
+			err = durationArg(d, minDuration, &r.FirstTokenTimeout)
 		case "idle_token_timeout":
-			err = durationArg(d, &r.IdleTokenTimeout)
+			err = durationArg(d, minDuration, &r.IdleTokenTimeout)
 		case "total_timeout":
-			err = durationArg(d, &r.TotalTimeout)
+			err = durationArg(d, minDuration, &r.TotalTimeout)
 		default:
 			err = d.Errf("unknown reliability option %q", d.Val())
 		}

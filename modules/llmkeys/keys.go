@@ -79,15 +79,21 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return err
 	}
 	h.app = app
+	app.WarnOfNoModels()
 	repl := caddy.NewReplacer()
 	var keys []*tenant.Key
+	names := make(map[string]bool)
 	for i, k := range h.Keys {
 		if k.Name == "" {
 			k.Name = "key-" + strconv.Itoa(i+1)
 		}
+		if names[k.Name] {
+			return fmt.Errorf("two keys have the name %q: logs could not tell them apart", k.Name)
+		}
+		names[k.Name] = true
 		for _, profile := range append(k.Profiles, k.Routing) {
 			if profile != "" && !app.HasProfile(profile) {
-				return fmt.Errorf("key %q: there is no routing profile %q", k.Name, profile)
+				return fmt.Errorf("key %q: %w", k.Name, app.NoProfile(profile))
 			}
 		}
 		// An unknown placeholder must not become a key that reads like one.
@@ -104,7 +110,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		keys = append(keys, key)
 	}
 	if len(keys) == 0 {
-		ctx.Logger().Info("no API keys: only clients on this machine are served, unless `llm` says open")
+		ctx.Logger().Info("no API keys: only clients that come over loopback (127.0.0.1, ::1) are served, unless `llm` says open")
 	}
 	h.ring, err = tenant.NewKeyring(keys)
 	return err
@@ -112,7 +118,9 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 
 // ServeHTTP implements caddyhttp.MiddlewareHandler.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
-	if err := h.check(r); err != nil {
+	x := h.app.Join(r)
+	if err := h.check(x, r); err != nil {
+		x.Fail(err)
 		// The status is for routes without llm_api, which knows better.
 		return caddyhttp.Error(exchange.Answer(err).Status, err)
 	}
@@ -120,8 +128,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 }
 
 // check tells who the client is, and what model it asks for.
-func (h *Handler) check(r *http.Request) error {
-	x := h.app.Join(r)
+func (h *Handler) check(x *exchange.Exchange, r *http.Request) error {
 	secret := presented(r.Header)
 	exchange.StripCredentials(r.Header)
 	if h.ring.Len() > 0 {

@@ -138,8 +138,8 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Validate returns all faults of c at once, each with the field, the value and
-// what is allowed, or nil. Fields at zero count as their defaults.
+// Validate returns all faults of c at once, each with the flag of the field, the
+// value and what is allowed, or nil. Fields at zero count as their defaults.
 func (c Config) Validate() error {
 	c = c.withDefaults()
 	var errs []error
@@ -151,42 +151,42 @@ func (c Config) Validate() error {
 	within := func(name string, v, low, high int) {
 		check(v >= low && v <= high, "%s is %d: want %d to %d", name, v, low, high)
 	}
-	within("MaxLoRAs", c.MaxLoRAs, 1, maxNames)
-	within("MaxNumSeqs", c.MaxNumSeqs, 1, maxSequences)
-	within("MaxBatchedTokens", c.MaxBatchedTokens, 1, maxModelLen)
-	within("MaxQueued", c.MaxQueued, 0, maxSequences)
-	within("KVBlocks", c.KVBlocks, 1, maxKVBlocks)
-	within("BlockSize", c.BlockSize, 1, 1024)
-	within("MaxModelLen", c.MaxModelLen, 2, maxModelLen)
-	within("OutputTokens", c.OutputTokens, 1, maxModelLen)
-	within("DataParallel", c.DataParallel, 1, maxDataParallel)
-	within("Nodes", c.Nodes, 1, 1024)
-	within("Journal", c.Journal, 1, maxJournal)
-	check(c.Rank >= 0 && c.Rank < max(c.Nodes, 1), "Rank is %d: want 0 to Nodes-1 (%d)", c.Rank, c.Nodes-1)
+	within("--max-loras", c.MaxLoRAs, 1, maxNames)
+	within("--max-num-seqs", c.MaxNumSeqs, 1, maxSequences)
+	within("--max-num-batched-tokens", c.MaxBatchedTokens, 1, maxModelLen)
+	within("--max-num-queued-reqs", c.MaxQueued, 0, maxSequences)
+	within("--kv-blocks", c.KVBlocks, 1, maxKVBlocks)
+	within("--block-size", c.BlockSize, 1, 1024)
+	within("--max-model-len", c.MaxModelLen, 2, maxModelLen)
+	within("--output-tokens", c.OutputTokens, 1, maxModelLen)
+	within("--data-parallel-size", c.DataParallel, 1, maxDataParallel)
+	within("--nnodes", c.Nodes, 1, 1024)
+	within("--journal", c.Journal, 1, maxJournal)
+	check(c.Rank >= 0 && c.Rank < max(c.Nodes, 1), "--node-rank is %d: want 0 to --nnodes less 1 (%d)", c.Rank, c.Nodes-1)
 	check(c.MaxBatchedTokens >= c.MaxNumSeqs,
-		"MaxBatchedTokens is %d: want at least MaxNumSeqs (%d), or some sequences would never step", c.MaxBatchedTokens, c.MaxNumSeqs)
+		"--max-num-batched-tokens is %d: want at least --max-num-seqs (%d), or some sequences would never step", c.MaxBatchedTokens, c.MaxNumSeqs)
 	check(c.KVBlocks*c.BlockSize >= c.MaxModelLen,
-		"KVBlocks x BlockSize is %d tokens: want at least MaxModelLen (%d), or a long request would never fit", c.KVBlocks*c.BlockSize, c.MaxModelLen)
+		"--kv-blocks x --block-size is %d tokens: want at least --max-model-len (%d), or a long request would never fit", c.KVBlocks*c.BlockSize, c.MaxModelLen)
 	for _, d := range []struct {
 		name string
 		v    time.Duration
 	}{
-		{"LoRALoad", c.LoRALoad},
-		{"PrefillPerToken", c.PrefillPerToken},
-		{"Decode", c.Decode},
-		{"DecodePerSeq", c.DecodePerSeq},
-		{"StartupDelay", c.StartupDelay},
-		{"ShutdownTimeout", c.ShutdownTimeout},
-		{"KeepAlive", c.KeepAlive},
+		{"--lora-load", c.LoRALoad},
+		{"--prefill-per-token", c.PrefillPerToken},
+		{"--decode", c.Decode},
+		{"--decode-per-seq", c.DecodePerSeq},
+		{"--startup-delay", c.StartupDelay},
+		{"--shutdown-timeout", c.ShutdownTimeout},
+		{"--keep-alive", c.KeepAlive},
 	} {
 		check(d.v >= 0, "%s is %s: want zero or more", d.name, d.v)
 	}
-	check(len(c.Models)+len(c.LoRAs) <= maxNames, "Models and LoRAs are %d names: want at most %d", len(c.Models)+len(c.LoRAs), maxNames)
+	check(len(c.Models)+len(c.LoRAs) <= maxNames, "--model and --lora are %d names: want at most %d", len(c.Models)+len(c.LoRAs), maxNames)
 	seen := make(map[string]bool)
 	for _, list := range [][]string{c.Models, c.LoRAs} {
 		for _, name := range list {
-			check(name != "", "Models and LoRAs hold an empty name: remove it")
-			check(!seen[name], "Models and LoRAs hold %q twice: give every model and adapter its own name", name)
+			check(name != "", "--model and --lora hold an empty name: remove it")
+			check(!seen[name], "--model and --lora hold %q twice: give every model and adapter its own name", name)
 			seen[name] = true
 		}
 	}

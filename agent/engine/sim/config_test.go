@@ -26,8 +26,9 @@ func TestValidateListsAllFaults(t *testing.T) {
 		t.Fatal("no error")
 	}
 	for _, name := range []string{
-		"empty name", `"a" twice`, "MaxLoRAs", "MaxNumSeqs", "MaxBatchedTokens", "MaxQueued", "KVBlocks", "BlockSize", "MaxModelLen",
-		"OutputTokens", "PrefillPerToken", "Decode ", "DecodePerSeq", "LoRALoad", "StartupDelay", "ShutdownTimeout", "KeepAlive", "DataParallel", "Rank", "Journal",
+		"empty name", `"a" twice`, "--max-loras", "--max-num-seqs", "--max-num-batched-tokens", "--max-num-queued-reqs", "--kv-blocks", "--block-size",
+		"--max-model-len", "--output-tokens", "--prefill-per-token", "--decode ", "--decode-per-seq", "--lora-load", "--startup-delay",
+		"--shutdown-timeout", "--keep-alive", "--data-parallel-size", "--node-rank", "--journal",
 	} {
 		if !strings.Contains(err.Error(), name) {
 			t.Errorf("nothing about %s in: %v", name, err)
@@ -77,5 +78,32 @@ func TestFlags(t *testing.T) {
 	}
 	if cfg.Decode != 7*time.Second || len(cfg.Models) != 2 {
 		t.Errorf("got %+v", cfg)
+	}
+}
+
+// A flag either takes 0 or refuses it: none makes a default of it in silence.
+func TestFlagsOfZero(t *testing.T) {
+	cfg := DefaultConfig()
+	fs := pflag.NewFlagSet("sim", pflag.ContinueOnError)
+	cfg.Flags(fs)
+	fs.VisitAll(func(f *pflag.Flag) {
+		if kind := f.Value.Type(); kind != "int" && kind != "duration" {
+			return
+		}
+		before := f.Value.String()
+		if err := fs.Set(f.Name, "0"); err != nil {
+			if f.Value.String() != before || !strings.Contains(err.Error(), "above 0") {
+				t.Errorf("--%s 0: %v, and it is %s", f.Name, err, f.Value)
+			}
+			return
+		}
+		field := f.Value.String()
+		cfg = cfg.withDefaults()
+		if f.Value.String() != field {
+			t.Errorf("--%s 0 becomes %s", f.Name, f.Value)
+		}
+	})
+	if err := cfg.Validate(); err != nil {
+		t.Error(err)
 	}
 }

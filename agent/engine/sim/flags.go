@@ -1,6 +1,11 @@
 package sim
 
-import "github.com/spf13/pflag"
+import (
+	"errors"
+	"strings"
+
+	"github.com/spf13/pflag"
+)
 
 // Flags adds one flag for each field to fs. The values that c holds are the
 // defaults shown, so start from [DefaultConfig]. The flags write into c when fs
@@ -32,4 +37,31 @@ func (c *Config) Flags(fs *pflag.FlagSet) {
 	fs.BoolVar(&c.RequestIDHeaders, "enable-request-id-headers", c.RequestIDHeaders, "answer with an X-Request-Id header")
 	fs.BoolVar(&c.OldMetricNames, "old-metric-names", c.OldMetricNames, "write the cache metrics under the names of older vLLM")
 	fs.IntVar(&c.Journal, "journal", c.Journal, "requests that /sim/requests keeps")
+	for _, name := range nonzero {
+		f := fs.Lookup(name)
+		f.Value = positive{f.Value}
+	}
+}
+
+// nonzero are the flags for which 0 is no value: in a [Config] it is the
+// default, and whoever writes it means something else.
+var nonzero = []string{
+	"max-loras", "max-num-seqs", "max-num-batched-tokens", "kv-blocks", "block-size", "max-model-len", "output-tokens",
+	"keep-alive", "data-parallel-size", "nnodes", "journal",
+}
+
+// positive is the value of a flag that takes nothing below 1.
+type positive struct{ pflag.Value }
+
+// Set implements pflag.Value.
+func (p positive) Set(text string) error {
+	before := p.String()
+	if err := p.Value.Set(text); err != nil {
+		return err
+	}
+	if now := p.String(); now == "0" || now == "0s" || strings.HasPrefix(now, "-") {
+		_ = p.Value.Set(before)
+		return errors.New("must be above 0")
+	}
+	return nil
 }

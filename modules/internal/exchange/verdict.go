@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/llmgw/llmgw/modules/internal/openai"
 )
@@ -72,7 +73,7 @@ func (x *Exchange) Refusal(e *openai.Error) (retry bool) {
 	case e.Status == http.StatusServiceUnavailable, e.Status == http.StatusTooManyRequests, nothingStarted(e):
 		x.Refused(answered(e), e.RetryAfter)
 		if x.MayRetry() {
-			x.Fail(e)
+			x.Fail(e.WithRetryAfter(max(e.RetryAfter, leastRetry)))
 			return true
 		}
 	case engineDied(e):
@@ -88,6 +89,10 @@ func (x *Exchange) Refusal(e *openai.Error) (retry bool) {
 	}
 	return false
 }
+
+// leastRetry is what a client is told to wait whom an engine has refused without
+// a word of how long.
+const leastRetry = time.Second
 
 // answered says what the replica did, for operators.
 func answered(e *openai.Error) string {
