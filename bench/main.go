@@ -3,7 +3,7 @@
 // per request and per streamed token, latency, memory. Milliseconds differ from
 // machine to machine, ratios hardly do.
 //
-//	go run ./bench [-binary bin/llmgw] [-runs 9] [-seconds 4] [-check]
+//	go run ./bench [-binary bin/llmgw] [-runs 8] [-seconds 4] [-check]
 //
 // Four fake replicas in a process of their own stand behind each proxy; all
 // traffic is on loopback.
@@ -28,7 +28,7 @@ const replicas = 4
 
 func main() {
 	binary := flag.String("binary", filepath.Join("bin", "llmgw"), "the gateway")
-	runs := flag.Int("runs", 9, "measurements of each, in turn")
+	runs := flag.Int("runs", 8, "measurements of each, in turn")
 	seconds := flag.Int("seconds", 4, "length of one measurement")
 	check := flag.Bool("check", false, "fail if a ratio is above what is promised")
 	upstream := flag.Bool("upstream", false, "be the fake replicas (used by the benchmark itself)")

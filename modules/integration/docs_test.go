@@ -342,11 +342,7 @@ func TestDocsProfiles(t *testing.T) {
 // TestDocsErrors compares the table of errors with what clients get.
 func TestDocsErrors(t *testing.T) {
 	table := rows(doc(t, "docs/api.md"))
-	for _, class := range []error{
-		exchange.ErrRequest, exchange.ErrModel, exchange.ErrTooLarge, exchange.ErrBusy, exchange.ErrUnavailable, exchange.ErrFull, exchange.ErrReplica,
-		exchange.ErrTimeout,
-		exchange.ErrDenied, exchange.ErrPath, exchange.ErrMethod, exchange.ErrUpgrade, exchange.ErrInternal,
-	} {
+	for _, class := range exchange.Classes() {
 		e := exchange.Answer(class)
 		want := []string{exchange.Label(class), strconv.Itoa(e.Status), e.Type, "null", ""}
 		if e.Code != "" {

@@ -116,6 +116,14 @@ func (g *gateway) caddyfile(option, site string) string {
 		format filter {
 			request>headers>X-Api-Key delete
 			request>headers>Api-Key delete
+			request>headers>Sec-Websocket-Protocol delete
+			request>uri query {
+				delete key
+				delete api_key
+				delete api-key
+				delete token
+				delete access_token
+			}
 		}
 	}
 	llmgw {

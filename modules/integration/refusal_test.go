@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"compress/gzip"
 	"fmt"
 	"io"
 	"net/http"
@@ -60,4 +61,21 @@ func (g *gateway) upload(path, key string, size int, chunked bool) (status int, 
 	defer res.Body.Close()
 	b, err := io.ReadAll(res.Body)
 	return res.StatusCode, string(b), err
+}
+
+// TestCompressedErrors: what cannot be read is not shown.
+func TestCompressedErrors(t *testing.T) {
+	e := newEngine(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Encoding", "gzip")
+		w.WriteHeader(http.StatusBadRequest)
+		z := gzip.NewWriter(w)
+		io.WriteString(z, `{"error":{"message":"the prompt is too long"}}`)
+		z.Close()
+	})
+	g := start(t, one(e), "\tllm")
+	res, text := g.post(t, "/v1/chat/completions", request)
+	isError(t, res, text, http.StatusBadRequest)
+	if !strings.Contains(text, "no message") {
+		t.Errorf("the client reads %q", text)
+	}
 }

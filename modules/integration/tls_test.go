@@ -86,7 +86,7 @@ func TestFailedHandshake(t *testing.T) {
 	for name, bad := range map[string]string{"no TLS": plain.Address, "silence": silent.Addr().String()} {
 		t.Run(name, func(t *testing.T) {
 			bothPaths(t, func(t *testing.T, site string) {
-				option := fmt.Sprintf("\t\tmodel m {\n\t\t\tendpoint https://%s {\n\t\t\t\tpool first\n\t\t\t\tpriority 200\n\t\t\t}\n\t\t\tendpoint %s {\n\t\t\t\ttls_insecure_skip_verify\n\t\t\t}\n\t\t}\n\t\treliability {\n\t\t\tconnect_timeout 300ms\n\t\t}", bad, good.URL)
+				option := fmt.Sprintf("\t\tmodel m {\n\t\t\tendpoint https://%s {\n\t\t\t\tpool first\n\t\t\t\tpriority 200\n\t\t\t}\n\t\t\tendpoint %s {\n\t\t\t\ttls_insecure_skip_verify\n\t\t\t}\n\t\t}", bad, good.URL)
 				g := start(t, option, site)
 				res, text := g.post(t, "/v1/chat/completions", request)
 				if res.StatusCode != http.StatusOK {

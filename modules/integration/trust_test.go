@@ -267,6 +267,20 @@ func TestS17_WebSockets(t *testing.T) {
 	if h := e.got()[0].Header; strings.Contains(fmt.Sprint(h), secret) || h.Get("Sec-WebSocket-Protocol") != "realtime" {
 		t.Errorf("the engine got the client's key, or lost a subprotocol: %v", h)
 	}
+	conn.Close()
+	eventually(t, "the WebSocket is in the access log", func() bool {
+		log, err := os.ReadFile(g.logs)
+		return err == nil && strings.Contains(string(log), "intent=x")
+	})
+	if log, _ := os.ReadFile(g.logs); strings.Contains(string(log), secret) {
+		t.Error("the log has the client's key")
+	}
+	// What no request can be made of is no replica's fault.
+	io.WriteString(g.dial(t), strings.Replace(handshake("/v1/realtime?model=m", secret), "\r\n\r\n", "\r\nTransfer-Encoding: chunked\r\nTrailer: bad name\r\n\r\n0\r\n\r\n", 1))
+	eventually(t, "it has gone", func() bool { return len(e.got()) == 2 || g.replicas(t)[e.Address].State != "ready" })
+	if r := g.replicas(t)[e.Address]; r.State != "ready" {
+		t.Errorf("the replica is %s: %s", r.State, r.Reason)
+	}
 	res2, text := g.post(t, "/v1/realtime?model=m", "", "Authorization", "Bearer "+secret)
 	isError(t, res2, text, http.StatusBadRequest)
 }

@@ -71,6 +71,14 @@ const logFilter = `	log {
 		format filter {
 			request>headers>X-Api-Key delete
 			request>headers>Api-Key delete
+			request>headers>Sec-Websocket-Protocol delete
+			request>uri query {
+				delete key
+				delete api_key
+				delete api-key
+				delete token
+				delete access_token
+			}
 		}
 	}
 `

@@ -67,6 +67,9 @@ func (a *App) replicaStatus(r *fleet.Replica) ReplicaStatus {
 	if reason == "" {
 		reason, since = r.Breaker.Reason()
 	}
+	if reason == "" {
+		reason, since = r.Full()
+	}
 	if reason != "" {
 		text := since.UTC().Format(time.RFC3339)
 		s.Reason, s.Since = reason, &text

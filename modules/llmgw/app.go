@@ -65,6 +65,8 @@ type App struct {
 	transport transports
 	defaults  catalog.Model
 	statics   statics
+	graceless atomic.Bool // Caddy would wait for streams for ever when it stops
+	servers   sync.Map    // *http.Server that are told to end -> nil
 }
 
 // CaddyModule returns the Caddy module information.
@@ -97,21 +99,10 @@ func (a *App) Provision(ctx caddy.Context) error {
 func (a *App) Start() error {
 	running.add(a)
 	a.Runtime()
-	a.boundStop()
-	return nil
-}
-
-// defaultGrace is how long requests may go on when the process is stopped, unless
-// the option `grace_period` says otherwise.
-const defaultGrace = 30 * time.Second
-
-// boundStop gives Caddy a grace period where the config has none: Caddy would wait
-// for as long as any stream runs.
-func (a *App) boundStop() {
 	v, err := a.ctx.AppIfConfigured("http")
-	if server, ok := v.(*caddyhttp.App); err == nil && ok && server.GracePeriod == 0 {
-		server.GracePeriod = caddy.Duration(defaultGrace)
-	}
+	server, ok := v.(*caddyhttp.App)
+	a.graceless.Store(err == nil && ok && server.GracePeriod == 0)
+	return nil
 }
 
 // Stop ends what Start began, unless a newer config has taken over already.

@@ -45,6 +45,7 @@ func Exchange(ctx context.Context) *exchange.Exchange {
 
 // Open begins an exchange for the request. The caller ends it.
 func (a *App) Open(r *http.Request, route *exchange.Route) *exchange.Exchange {
+	a.boundExit(r)
 	x := exchange.Open(a.Runtime(), r, route)
 	x.Anonymous = FromLoopback(r)
 	caddyhttp.SetVar(r.Context(), exchangeVar, x)

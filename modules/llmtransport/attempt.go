@@ -44,12 +44,18 @@ func (a *attempt) send(t *Transport, r *http.Request) (*http.Response, error) {
 	if e := a.x.Endpoint(); e != nil && t.byTLS[e.TLS] != nil {
 		inner = t.byTLS[e.TLS]
 	}
-	var connected atomic.Bool
-	traced := httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { connected.Store(true) }})
+	var stage atomic.Int32
+	traced := httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		GetConn: func(string) { stage.Store(connecting) }, // again, after a kept one was closed
+		GotConn: func(httptrace.GotConnInfo) { stage.Store(connected) },
+	})
 	res, err := inner.RoundTrip(r.WithContext(traced))
 	if err != nil {
 		cancel(nil)
-		if !connected.Load() { // a handshake that failed is no connection either
+		switch stage.Load() {
+		case unfit:
+			err = unfitError{err}
+		case connecting: // a handshake that failed is no connection either
 			err = unconnected{err}
 		}
 		return nil, err
@@ -59,6 +65,19 @@ func (a *attempt) send(t *Transport, r *http.Request) (*http.Response, error) {
 	}
 	return res, nil
 }
+
+// How far a round trip by Caddy's own transport has come.
+const (
+	unfit int32 = iota // it is not fit to be sent
+	connecting
+	connected
+)
+
+// unfitError is the error of a request that was not fit to be sent.
+type unfitError struct{ error }
+
+// Unwrap returns the cause.
+func (e unfitError) Unwrap() error { return e.error }
 
 // unconnected is the error of a round trip that got no connection.
 type unconnected struct{ error }

@@ -77,7 +77,10 @@ func (a *attempt) Close() error {
 	})
 	outcome := a.outcome(seen)
 	switch outcome {
-	case exchange.OutcomeOK, exchange.OutcomeClientError:
+	case exchange.OutcomeOK:
+		a.x.Progressed()
+		a.x.Succeeded()
+	case exchange.OutcomeClientError: // which a front may give whose engine hangs
 		a.x.Succeeded()
 	case exchange.OutcomeBroken, exchange.OutcomeEngineError:
 		if !exchange.IsTotal(a.watch.Cause()) {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strings"
 	"syscall"
 	"time"
 
@@ -171,6 +172,9 @@ func isShortage(err error) bool {
 // isOwn reports whether the request was not fit to be sent, which no replica is
 // to blame for.
 func isOwn(err error) bool {
+	if _, ok := errors.AsType[unfitError](err); ok {
+		return true
+	}
 	fast, ok := errors.AsType[*h1.Error](err)
 	return ok && (fast.Op == h1.OpRequest || fast.Op == h1.OpBody)
 }
@@ -180,7 +184,8 @@ func isBreak(err error) bool {
 	if fast, ok := errors.AsType[*h1.Error](err); ok {
 		return fast.Sent && !fast.Answered
 	}
-	return errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)
+	return errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) ||
+		strings.Contains(err.Error(), "server closed idle connection") // net/http has no name for it
 }
 
 // isRefusal reports whether a request that was to be sent anew found no

@@ -249,6 +249,7 @@ func (x *Exchange) Direct(r *http.Request) bool {
 		maps.DeleteFunc(q, func(name string, _ []string) bool { return namesSecret(name) })
 		q.Set("model", e.Served(x.serving))
 		r.URL.RawQuery = q.Encode()
+		r.Body, r.ContentLength, r.TransferEncoding, r.Trailer = http.NoBody, 0, nil, nil // it has none
 		return true
 	}
 	// Engines read no query, but some clients put their key there.

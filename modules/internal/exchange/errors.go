@@ -68,6 +68,14 @@ var classes = []struct {
 	{ErrInternal, "internal", http.StatusInternalServerError, "", "internal_error", 0},
 }
 
+// Classes returns all classes.
+func Classes() (all []error) {
+	for _, c := range classes {
+		all = append(all, c.class)
+	}
+	return all
+}
+
 // Fail returns an error of the class with a message for the client.
 func Fail(class error, format string, args ...any) error {
 	return fmt.Errorf("%w: %w", class, clientError{fmt.Errorf(format, args...)})

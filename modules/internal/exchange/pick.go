@@ -276,7 +276,7 @@ func unavailable(m *catalog.Model, d *pipeline.Decision) error {
 		parts = append(parts, fmt.Sprintf("%d %s", reasons[reason], strings.ReplaceAll(reason, "_", " ")))
 	}
 	class := ErrUnavailable
-	if reasons[schedule.Full.String()] > 0 {
+	if slices.ContainsFunc(d.Candidates, func(c schedule.Replica) bool { return c.State == schedule.Full }) {
 		class = ErrFull // it passes sooner
 	}
 	return Fail(class, "no replica of the model `%s` is available now: %s", m.Name, strings.Join(parts, ", "))

@@ -24,36 +24,52 @@ func take(t *testing.T, r *Replica, n int) []*Slot {
 	return all
 }
 
+// refuse has a request refused.
+func refuse(s *Slot, asked time.Duration) { s.Refused("answered 429", asked, cooldown) }
+
 // A replica that refuses what is too much for it goes on with what it has, and
 // gets the next request as soon as one of these ends.
 func TestFullReplica(t *testing.T) {
 	c := newClock()
 	r := hold(t, c)
-	// A burst: the last three of ten are refused, one after the other.
-	slots := take(t, r, 10)
-	for _, s := range slots[7:] {
-		s.Refused("429", 0, cooldown)
-		s.Release()
+	// A burst: ten of fourteen are refused before anybody has looked again.
+	slots := take(t, r, 14)
+	for _, s := range slots[4:] {
+		refuse(s, 0)
 	}
+	slots = slots[:4]
 	for range 5 {
-		if r.State() != schedule.Full {
-			t.Fatalf("%v with as many as it takes", r.State())
+		c.advance(settling)
+		if reason, since := r.Full(); r.State() != schedule.Full || reason != "answered 429" || since.IsZero() {
+			t.Fatalf("%v with as many as it takes: %q, %v", r.State(), reason, since)
+		}
+		if _, ok := r.Take(-1, 1); ok {
+			t.Fatal("it is given more than it takes")
 		}
 		slots[0].Succeeded()
 		slots[0].Release()
 		slots = append(slots[1:], take(t, r, 1)...)
 	}
 	c.advance(fullFor)
-	more := take(t, r, 3) // it may take more by now
-	more[0].Refused("429", 5*time.Second, cooldown)
-	more[0].Release()
-	c.advance(4 * time.Second)
+	// By now it may take more: one first, then ever more.
+	more := take(t, r, 1)
 	if r.State() != schedule.Full {
-		t.Error("it asked for more time than it got")
+		t.Errorf("%v with one more than it took", r.State())
 	}
-	c.advance(time.Second)
-	if r.State() != schedule.Ready {
-		t.Errorf("%v after the time that it asked for", r.State())
+	c.advance(3 * time.Second)
+	more = append(more, take(t, r, 7)...)
+	if r.State() != schedule.Full {
+		t.Errorf("%v with eight more than it took", r.State())
+	}
+	refuse(more[7], 5*time.Second)
+	slots[0].Release() // it asked for time, not only for fewer
+	c.advance(5*time.Second - 1)
+	if r.State() != schedule.Full {
+		t.Errorf("%v before the time that it asked for is over", r.State())
+	}
+	c.advance(12 * time.Second)
+	if reason, _ := r.Full(); r.State() != schedule.Ready || reason != "" {
+		t.Errorf("%v after it: %q", r.State(), reason)
 	}
 }
 
@@ -62,20 +78,56 @@ func TestRefusalsWithRoomOpenTheBreaker(t *testing.T) {
 	c := newClock()
 	r := hold(t, c)
 	slots := take(t, r, 5)
-	slots[4].Refused("503", 0, cooldown)
-	slots[4].Release()
+	refuse(slots[4], 0)
 	for i := range failuresToOpen {
 		if r.State() != schedule.Full {
 			t.Fatalf("%v after %d refusals", r.State(), i)
 		}
+		c.advance(settling)
 		slots[i].Release() // its client left: no good sign
-		for _, s := range take(t, r, 1) {
-			s.Refused("503", 0, cooldown)
-			s.Release()
-		}
+		refuse(take(t, r, 1)[0], 0)
 	}
 	if r.State() != schedule.Cooling {
 		t.Errorf("%v, want cooling", r.State())
+	}
+}
+
+// A replica that refuses everything but goes on with one stream is asked ever less
+// often, as one would be whose breaker is open.
+func TestRefusalsBesideAStream(t *testing.T) {
+	c := newClock()
+	r := hold(t, c)
+	take(t, r, 1)
+	tries := 0
+	for range 60 * 20 {
+		if r.State() == schedule.Ready {
+			tries++
+			refuse(take(t, r, 1)[0], 0)
+		}
+		c.advance(50 * time.Millisecond)
+	}
+	if tries < 5 || tries > 8 { // at 0, 1, 3, 7, 15, 30, 45 s
+		t.Errorf("it was tried %d times in a minute", tries)
+	}
+}
+
+// A half-open breaker's one request is refused by a replica that works on others:
+// it is full, and no longer ill.
+func TestTrialRefusedByAFullReplica(t *testing.T) {
+	c := newClock()
+	r := hold(t, c)
+	others := take(t, r, 3)
+	for range failuresToOpen {
+		r.Breaker.Failed(c.now(), "500", 0, cooldown)
+	}
+	c.advance(firstPause)
+	refuse(take(t, r, 1)[0], 0)
+	if r.State() != schedule.Full {
+		t.Errorf("%v, want full", r.State())
+	}
+	others[0].Release()
+	if r.State() != schedule.Ready {
+		t.Errorf("%v when one of the others has ended", r.State())
 	}
 }
 
@@ -83,8 +135,7 @@ func TestRefusalsWithRoomOpenTheBreaker(t *testing.T) {
 func TestRefusalWhileIdleOpensTheBreaker(t *testing.T) {
 	r := hold(t, newClock())
 	s := take(t, r, 1)[0]
-	s.Refused("503", 0, cooldown)
-	s.Release()
+	refuse(s, 0)
 	if r.State() != schedule.Cooling {
 		t.Errorf("%v, want cooling", r.State())
 	}
@@ -93,8 +144,7 @@ func TestRefusalWhileIdleOpensTheBreaker(t *testing.T) {
 func TestRestartForgetsThatItWasFull(t *testing.T) {
 	r := hold(t, newClock())
 	slots := take(t, r, 2)
-	slots[1].Refused("503", 0, cooldown)
-	slots[1].Release()
+	refuse(slots[1], 0)
 	r.Restarted()
 	if r.State() != schedule.Ready {
 		t.Errorf("%v after a restart", r.State())

@@ -70,7 +70,8 @@ type Stats struct {
 	// Failed says why the last scrape after At gave nothing; "" if it did not
 	// fail.
 	Failed string
-	// NoMetrics is true if the engine has no metrics page (404, 405 or 501).
+	// NoMetrics is true if the engine has no metrics page (404, 405 or 501), or none
+	// for the gateway (401 or 403).
 	NoMetrics bool
 	// Missing are required fields that the page lacks.
 	Missing []string
@@ -107,8 +108,8 @@ func (r *Replica) Stats() *Stats {
 
 var neverScraped = Stats{Waiting: schedule.Unknown, Running: schedule.Unknown, KVUsage: schedule.Unknown}
 
-// Restarted forgets what held for the process that ran before: statistics and
-// the batch capacity.
+// Restarted forgets what held for the process that ran before: statistics, the
+// batch capacity, what it refused.
 func (r *Replica) Restarted() {
 	r.stats.Store(nil)
 	r.batch.Store(0)
@@ -165,9 +166,14 @@ func (r *Replica) Progressed(now time.Time) {
 func (r *Replica) Completed() { r.drain.add(r.now()) }
 
 // State returns whether it may be given work, and why not.
-func (r *Replica) State() schedule.State { return r.state(r.now()) }
+func (r *Replica) State() schedule.State { return r.state(r.now(), r.inflight.Load()) }
 
-func (r *Replica) state(now time.Time) schedule.State {
+// Full says why and since when it takes no more than it has; "" if it does.
+func (r *Replica) Full() (reason string, since time.Time) {
+	return r.full.why(r.now(), r.inflight.Load())
+}
+
+func (r *Replica) state(now time.Time, inflight int64) schedule.State {
 	if r.draining.Load() {
 		return schedule.Draining
 	}
@@ -177,7 +183,7 @@ func (r *Replica) state(now time.Time) schedule.State {
 	if s := r.Breaker.State(now); s != schedule.Ready {
 		return s
 	}
-	if r.full.at(now, r.inflight.Load()) {
+	if r.full.at(now, inflight) {
 		return schedule.Full
 	}
 	return schedule.Ready
@@ -188,7 +194,8 @@ func (r *Replica) state(now time.Time) schedule.State {
 func (r *Replica) Fill(c *schedule.Replica, now time.Time) {
 	s := r.Stats()
 	c.ID, c.Hash = r.ID, r.hash
-	c.State = r.state(now)
+	inflight := r.inflight.Load() // once: Take must see what the state was made from
+	c.State = r.state(now, inflight)
 	c.Stale = s.Failed != ""
 	c.Waiting, c.Running, c.KVUsage = s.Waiting, s.Running, s.KVUsage
 	if now.Sub(s.At) > StatsMaxAge {
@@ -199,7 +206,7 @@ func (r *Replica) Fill(c *schedule.Replica, now time.Time) {
 		c.BatchCapacity = schedule.Gauge(b)
 	}
 	c.DrainRate = r.drain.rate(now)
-	c.Inflight = int(r.inflight.Load())
+	c.Inflight = int(inflight)
 	c.PendingTokens = r.pending.Load()
 }
 

@@ -23,7 +23,10 @@ type Slot struct {
 // false if the replica's breaker lets no request through any more.
 func (r *Replica) Take(seen int, tokens int64) (Slot, bool) {
 	if seen < 0 {
-		r.inflight.Add(1)
+		if n := r.inflight.Add(1); r.full.at(r.now(), n-1) {
+			r.inflight.Add(-1)
+			return Slot{}, false
+		}
 	} else if !r.inflight.CompareAndSwap(int64(seen), int64(seen)+1) {
 		return Slot{}, false
 	}
@@ -33,7 +36,7 @@ func (r *Replica) Take(seen int, tokens int64) (Slot, bool) {
 		return Slot{}, false
 	}
 	r.pending.Add(tokens)
-	return Slot{replica: r, tokens: tokens, probe: probe, roomy: r.full.until.Load() != 0 && r.full.known(r.now())}, true
+	return Slot{replica: r, tokens: tokens, probe: probe, roomy: r.full.until.Load() != 0 && r.full.settled(r.now())}, true
 }
 
 // Release gives the slot back. Releasing it again, or a zero Slot, does
@@ -65,31 +68,34 @@ func (s *Slot) Alive() {
 func (s *Slot) Succeeded() {
 	if s.replica != nil {
 		s.heard()
-		s.replica.Progressed(s.replica.now())
+		s.replica.full.good()
 		s.replica.Breaker.Succeeded(s.probe)
 		s.probe = 0
 	}
 }
 
-// Refused notes that the replica asked for less, for so long if asked is not 0.
-// If it has other requests it is full, and takes more when one of these ends; if
-// it refuses what there should have been room for, that is a failure. Without any
-// other request the breaker opens; see [Breaker.Refused].
+// Refused notes that the replica asked for less, for so long if asked is not 0, and
+// gives the slot back. If it has other requests it is full, and takes more when one
+// of these ends; if it refuses what there should have been room for, that is a
+// failure. Without any other request the breaker opens; see [Breaker.Refused].
 func (s *Slot) Refused(reason string, asked, cooldown time.Duration) {
 	if s.replica == nil {
 		return
 	}
-	r, now := s.replica, s.replica.now()
-	others := r.inflight.Load() - 1
+	r, now, probe, roomy := s.replica, s.replica.now(), s.probe, s.roomy
+	s.probe = 0
+	s.Release() // else those that are refused at once would count as others
+	others := r.inflight.Load()
 	switch {
-	case s.probe != 0 || others <= 0:
-		r.Breaker.Refused(now, reason, s.probe, asked, cooldown)
-		s.probe = 0
+	case others <= 0:
+		r.Breaker.Refused(now, reason, probe, asked, cooldown)
 		return
-	case s.roomy:
-		r.Breaker.Failed(now, reason, 0, cooldown)
+	case probe != 0:
+		r.Breaker.Alive(probe) // it works on others
+	case roomy && r.Breaker.Failed(now, reason, 0, cooldown):
+		return
 	}
-	r.full.mark(now, others, asked, cooldown)
+	r.full.mark(now, reason, others, asked, cooldown)
 }
 
 // Failed notes that the replica failed; see [Breaker.Failed].
