@@ -139,3 +139,33 @@ func TestLimitInsideAStream(t *testing.T) {
 		}
 	})
 }
+
+// TestKilledBetweenTwoSends: an engine that dies breaks the connections that it
+// has, and takes another one before it is gone. What it had goes elsewhere, and is
+// sent no more than twice.
+func TestKilledBetweenTwoSends(t *testing.T) {
+	bothPaths(t, func(t *testing.T, site string) {
+		var dying atomic.Bool
+		var sent atomic.Int32
+		dies := newEngine(t, func(w http.ResponseWriter, r *http.Request) {
+			if dying.Load() {
+				sent.Add(1)
+				cutSilently(w)
+				return
+			}
+			answer(w, r)
+		})
+		good := newEngine(t, answer)
+		g := start(t, one(dies, good), site)
+		spread(t, g, 20, dies, good) // so that there are kept connections
+		dying.Store(true)
+		for range 20 {
+			if res, text := g.post(t, "/v1/chat/completions", request); res.StatusCode != http.StatusOK {
+				t.Errorf("%s %s", res.Status, text)
+			}
+		}
+		if sent.Load() == 0 {
+			t.Error("no request met the dying engine")
+		}
+	})
+}

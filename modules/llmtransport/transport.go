@@ -152,6 +152,8 @@ func failed(ctx context.Context, x *exchange.Exchange, limit, err error) (_ *htt
 		// It had been sent before: the replica died with it.
 		x.Unreachable(err)
 		retry = x.BrokeOff(err, true)
+	case isStale(err):
+		retry = x.Stale(err)
 	default:
 		retry = x.BrokeOff(err, isBreak(err))
 	}
@@ -186,6 +188,12 @@ func isBreak(err error) bool {
 	}
 	return errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) ||
 		strings.Contains(err.Error(), "server closed idle connection") // net/http has no name for it
+}
+
+// isStale reports whether the request met a kept connection that was closed.
+func isStale(err error) bool {
+	fast, ok := errors.AsType[*h1.Error](err)
+	return ok && fast.Stale
 }
 
 // isRefusal reports whether a request that was to be sent anew found no

@@ -266,9 +266,13 @@ func (x *Exchange) Direct(r *http.Request) bool {
 	}
 	r.Body = io.NopCloser(spliced.NewReader())
 	// The body to be had again is what lets a transport send a request anew on
-	// its own, where a kept connection turned out to be closed.
+	// its own, where a kept connection turned out to be closed. It can do so only to
+	// the same replica, which may be about to end: another one is better.
 	r.GetBody = nil
-	if x.serving.Reliability.ResendAfterSend && !x.resent {
+	x.mu.Lock()
+	again := x.serving.Reliability.ResendAfterSend && !x.resent && (u.Scheme != "http" || !x.elsewhere())
+	x.mu.Unlock()
+	if again {
 		r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(spliced.NewReader()), nil }
 	}
 	r.ContentLength = spliced.Len()

@@ -1,10 +1,14 @@
 package exchange
 
 import (
+	"slices"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
+
+	"github.com/llmgw/llmgw/modules/internal/catalog"
+	"github.com/llmgw/llmgw/modules/schedule"
 )
 
 // The retry budget: a fifth of the requests may be retries, and ten a second
@@ -68,6 +72,14 @@ func (x *Exchange) MayResend() bool {
 	x.resent = x.resent || allowed
 	x.mu.Unlock()
 	return allowed && x.MayRetry()
+}
+
+// elsewhere reports whether there is another replica of the model to send the
+// request to. It needs mu.
+func (x *Exchange) elsewhere() bool {
+	return x.tries <= x.serving.Reliability.Retries && slices.ContainsFunc(x.serving.Endpoints, func(e *catalog.Endpoint) bool {
+		return e != x.endpoint && e.Replica.State() == schedule.Ready && !slices.Contains(x.tried, e.Replica)
+	})
 }
 
 // Alive notes the first word of the current replica's answer.

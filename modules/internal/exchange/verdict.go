@@ -43,6 +43,22 @@ func (x *Exchange) BrokeOff(err error, silent bool) (retry bool) {
 	return x.MayResend()
 }
 
+// Stale notes that the kept connection to the current replica was closed, most
+// likely before the request was sent into it, which is no failure. It returns
+// whether the request may go to another replica, which takes nothing from the
+// budget: there are no more such requests than there were connections.
+func (x *Exchange) Stale(err error) (retry bool) {
+	x.mu.Lock()
+	allowed := x.serving.Reliability.ResendAfterSend && !x.resent && x.elsewhere()
+	x.resent = x.resent || allowed
+	x.mu.Unlock()
+	if !allowed {
+		return x.BrokeOff(err, true)
+	}
+	x.Fail(FailWith(ErrReplica, err, "the replica closed the connection before it answered"))
+	return true
+}
+
 // GaveUp notes that a [Watch] ended the attempt. It returns whether the request
 // may go to another replica: not where the current one took too long, since it
 // may be running there.

@@ -36,9 +36,9 @@ type Error struct {
 	Sent     bool   // at least one byte of the request was written, now or before it was sent anew
 	Answered bool   // at least one byte of an answer came
 	Late     bool   // a dial's time limit was noticed so late that this process is to blame, which does not get to run
+	Stale    bool   // the connection was most likely closed before it was used
 
-	stale bool // the connection was most likely closed before it was used
-	err   error
+	err error
 }
 
 // Error implements error.

@@ -178,8 +178,8 @@ func TestLateFailureIsNotStale(t *testing.T) {
 			ctx:  t.Context(),
 			stop: func() bool { return true },
 		}
-		if e := x.fail(true, nil, io.ErrUnexpectedEOF); e.stale != want {
-			t.Errorf("after %v: stale is %v, want %v", age, e.stale, want)
+		if e := x.fail(true, nil, io.ErrUnexpectedEOF); e.Stale != want {
+			t.Errorf("after %v: stale is %v, want %v", age, e.Stale, want)
 		}
 	}
 }

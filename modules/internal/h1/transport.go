@@ -96,7 +96,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 // which may be nil.
 func (t *Transport) Do(req *http.Request, abort *Abort) (*http.Response, error) {
 	res, err := t.try(req, req.Body, false, abort)
-	if err == nil || !err.stale || !repeatable(req) {
+	if err == nil || !err.Stale || !repeatable(req) {
 		return result(res, err)
 	}
 	var body io.ReadCloser

@@ -65,7 +65,7 @@ func (x *trip) fail(sent bool, writeErr, readErr error) *Error {
 		if writeErr != nil {
 			e.Op, e.err = OpWrite, writeErr
 		}
-		e.stale = e.Reused && !e.Answered && !isTimeout(readErr) && time.Since(x.c.since) < staleWithin
+		e.Stale = e.Reused && !e.Answered && !isTimeout(readErr) && time.Since(x.c.since) < staleWithin
 	}
 	x.release(false)
 	return e
