@@ -141,8 +141,10 @@ func TestCrashRestarts(t *testing.T) {
 	if u, _ := chatUsage(t, r.url, long); u.PromptDetails.Cached == 0 {
 		t.Fatal("nothing is cached before the crash")
 	}
+	first := r.engine.core.Load()
 	setFault(t, r.url, `{"mode":"crash","restart_after":"10ms"}`)
-	until(t, "healthy again", func() bool { return r.healthy(t) })
+	// It answers the one who asked for the crash before it does so.
+	until(t, "healthy again", func() bool { return r.engine.core.Load() != first && r.healthy(t) })
 	var state faultState
 	if err := json.Unmarshal([]byte(must(t, "GET", r.url+"/sim/faults", "")), &state); err != nil || state.Mode != ModeNone {
 		t.Errorf("fault %q after the restart, %v", state.Mode, err)
