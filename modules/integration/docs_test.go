@@ -25,6 +25,7 @@ import (
 
 	"github.com/llmgw/llmgw/modules/internal/exchange"
 	"github.com/llmgw/llmgw/modules/llmapi"
+	"github.com/llmgw/llmgw/modules/llmcmd"
 	"github.com/llmgw/llmgw/modules/llmgw"
 	"github.com/llmgw/llmgw/modules/llmkeys"
 	"github.com/llmgw/llmgw/modules/llmselect"
@@ -353,6 +354,16 @@ func TestDocsErrors(t *testing.T) {
 		}
 		if row := table[want[0]]; len(row) < len(want) || !slices.Equal(row[:len(want)], want) {
 			t.Errorf("documented is %q, a client gets %q", row, want)
+		}
+	}
+}
+
+// TestShippedLogFilters: every config that is shipped keeps keys out of the log as
+// the commands' own does, which all tests run with.
+func TestShippedLogFilters(t *testing.T) {
+	for _, path := range []string{"Caddyfile.example", "docs/quickstart.md", "docs/caddyfile.md", "docs/metrics.md"} {
+		if !strings.Contains(doc(t, path), llmcmd.LogFormat) {
+			t.Errorf("%s filters the log in another way", path)
 		}
 	}
 }

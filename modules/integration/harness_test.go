@@ -20,6 +20,7 @@ import (
 	_ "github.com/caddyserver/caddy/v2/modules/standard"
 
 	_ "github.com/llmgw/llmgw"
+	"github.com/llmgw/llmgw/modules/llmcmd"
 )
 
 // asProgram makes the test binary behave like llmgw itself, so that tests can
@@ -113,19 +114,7 @@ func (g *gateway) caddyfile(option, site string) string {
 			mode 0600
 		}
 		level DEBUG
-		format filter {
-			request>headers>X-Api-Key delete
-			request>headers>Api-Key delete
-			request>headers>Sec-Websocket-Protocol delete
-			request>uri query {
-				delete key
-				delete api_key
-				delete api-key
-				delete token
-				delete access_token
-			}
-		}
-	}
+%s	}
 	llmgw {
 		scrape_interval 100ms
 %s
@@ -134,7 +123,7 @@ func (g *gateway) caddyfile(option, site string) string {
 http://%s {
 	log
 %s
-}`, g.Admin, g.logs, option, g.listen, site)
+}`, g.Admin, g.logs, llmcmd.LogFormat, option, g.listen, site)
 }
 
 func adapt(text string) ([]byte, error) {

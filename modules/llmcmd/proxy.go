@@ -39,7 +39,7 @@ func (o proxyOptions) config() ([]byte, error) {
 	if o.admin != "" {
 		fmt.Fprintf(&b, "\tadmin %s\n", o.admin)
 	}
-	b.WriteString("\tpersist_config off\n\tgrace_period 30s\n" + logFilter)
+	b.WriteString("\tpersist_config off\n\tgrace_period 30s\n\tlog {\n" + LogFormat + "\t}\n")
 	if o.debug {
 		b.WriteString("\tdebug\n")
 	}
@@ -65,10 +65,9 @@ func (o proxyOptions) config() ([]byte, error) {
 	return []byte(b.String()), nil
 }
 
-// logFilter keeps keys out of the log, in the headers that Caddy does not know
-// to hold any.
-const logFilter = `	log {
-		format filter {
+// LogFormat keeps keys out of the log, in the headers that Caddy does not know to
+// hold any and in queries. It belongs into the block `log` of the global options.
+const LogFormat = `		format filter {
 			request>headers>X-Api-Key delete
 			request>headers>Api-Key delete
 			request>headers>Sec-Websocket-Protocol delete
@@ -80,7 +79,6 @@ const logFilter = `	log {
 				delete access_token
 			}
 		}
-	}
 `
 
 // siteAddress makes a Caddyfile address of --from: an address with a host

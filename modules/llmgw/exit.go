@@ -15,8 +15,11 @@ const defaultGrace = 30 * time.Second
 // without the option `grace_period` Caddy waits for as long as any stream runs. To
 // set that option here would be wrong: a reload would then cut HTTP/3 streams.
 func (a *App) boundExit(r *http.Request) {
+	if !a.graceless.Load() {
+		return
+	}
 	server, ok := r.Context().Value(http.ServerContextKey).(*http.Server)
-	if !ok || !a.graceless.Load() {
+	if !ok { // HTTP/3
 		return
 	}
 	if _, seen := a.servers.Load(server); seen {

@@ -77,6 +77,17 @@ func (a *App) Join(r *http.Request) *exchange.Exchange {
 	return x
 }
 
+// Refuse keeps why the request goes no further, unless the exchange knows it
+// better, and makes an error of it that has a status for routes without `llm_api`.
+func Refuse(x *exchange.Exchange, err error) error {
+	if cause := x.Err(); cause != nil {
+		err = cause
+	} else {
+		x.Fail(err)
+	}
+	return caddyhttp.Error(exchange.Answer(err).Status, err)
+}
+
 // originallyLocal reports whether no header of the request as it came names a
 // client elsewhere: Caddy's proxy has overwritten X-Forwarded-For by the time that
 // it asks for an upstream.

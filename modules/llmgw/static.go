@@ -1,7 +1,6 @@
 package llmgw
 
 import (
-	"fmt"
 	"net/http"
 	"sync"
 	"sync/atomic"
@@ -13,9 +12,6 @@ import (
 	"github.com/llmgw/llmgw/modules/internal/fleet"
 	"github.com/llmgw/llmgw/modules/internal/scrape"
 )
-
-// ErrNoProfile says that config names a routing profile that does not exist.
-func ErrNoProfile(name string) error { return fmt.Errorf("there is no routing profile %q", name) }
 
 // Static is a static upstream of a plain reverse_proxy.
 type Static struct {

@@ -120,9 +120,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
 	x := h.app.Join(r)
 	if err := h.check(x, r); err != nil {
-		x.Fail(err)
-		// The status is for routes without llm_api, which knows better.
-		return caddyhttp.Error(exchange.Answer(err).Status, err)
+		return llmgw.Refuse(x, err)
 	}
 	return next.ServeHTTP(w, r)
 }

@@ -41,7 +41,7 @@ func (*Policy) CaddyModule() caddy.ModuleInfo {
 func (p *Policy) Provision(ctx caddy.Context) (err error) {
 	p.app, err = llmgw.From(ctx)
 	if err == nil && p.Profile != "" && !p.app.HasProfile(p.Profile) {
-		err = llmgw.ErrNoProfile(p.Profile)
+		err = p.app.NoProfile(p.Profile)
 	}
 	return err
 }

@@ -13,15 +13,18 @@ import (
 // breakEvent returns what a client of the route reads when its stream breaks
 // off. The Responses and Messages APIs name their events.
 func breakEvent(route *exchange.Route) func(error) []byte {
-	start := "event: error\ndata: "
 	if route.Usage {
-		start = "data: "
+		return plainBreak
 	}
-	return func(err error) []byte {
-		text := exchange.Answer(broken(err)).Message
-		e := openai.NewError(http.StatusBadGateway, "", openai.CodeStreamBroken, text)
-		return append(e.AppendJSON([]byte(start), !route.Usage), "\n\n"...)
-	}
+	return namedBreak
+}
+
+func plainBreak(err error) []byte { return appendBreak([]byte("data: "), err, false) }
+func namedBreak(err error) []byte { return appendBreak([]byte("event: error\ndata: "), err, true) }
+
+func appendBreak(b []byte, err error, named bool) []byte {
+	e := openai.NewError(http.StatusBadGateway, "", openai.CodeStreamBroken, exchange.Answer(broken(err)).Message)
+	return append(e.AppendJSON(b, named), "\n\n"...)
 }
 
 // broken returns why an answer that had begun did not come to its end: a time
@@ -77,10 +80,7 @@ func (a *attempt) Close() error {
 	})
 	outcome := a.outcome(seen)
 	switch outcome {
-	case exchange.OutcomeOK:
-		a.x.Progressed()
-		a.x.Succeeded()
-	case exchange.OutcomeClientError: // which a front may give whose engine hangs
+	case exchange.OutcomeOK, exchange.OutcomeClientError:
 		a.x.Succeeded()
 	case exchange.OutcomeBroken, exchange.OutcomeEngineError:
 		if !exchange.IsTotal(a.watch.Cause()) {

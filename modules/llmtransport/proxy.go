@@ -66,8 +66,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp
 	}
 	res, err := p.ask(x, r)
 	if err != nil {
-		// The status is for routes without llm_api, which knows better.
-		return caddyhttp.Error(exchange.Answer(err).Status, err)
+		return llmgw.Refuse(x, err)
 	}
 	pass(w, r, res)
 	return nil

@@ -179,8 +179,8 @@ func refused(x *exchange.Exchange, res *http.Response) (_ *http.Response, retry 
 	if x.Refusal(e) {
 		return nil, true, errRefused
 	}
-	if len(retryAfter) == 0 && (e.Status == http.StatusServiceUnavailable || e.Status == http.StatusTooManyRequests) {
-		retryAfter = []string{"1"} // what clients ought to wait who are told nothing
+	if len(retryAfter) == 0 && e.RetryAfter > 0 {
+		retryAfter = []string{strconv.Itoa(int(e.RetryAfter.Seconds()))}
 	}
 	outcome := exchange.OutcomeClientError
 	if e.Status >= 500 || e.Status == http.StatusTooManyRequests {

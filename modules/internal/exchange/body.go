@@ -235,6 +235,7 @@ func sizeText(n int64) string {
 func (x *Exchange) Direct(r *http.Request) bool {
 	x.mu.Lock()
 	e, body := x.endpoint, x.body
+	again := x.serving.Reliability.ResendAfterSend && !x.resent && (e == nil || e.Replica.URL.Scheme != "http" || !x.elsewhere())
 	x.mu.Unlock()
 	if e == nil || body == nil && x.Route.Kind != KindUpgrade {
 		x.Fail(errEnded)
@@ -269,9 +270,6 @@ func (x *Exchange) Direct(r *http.Request) bool {
 	// its own, where a kept connection turned out to be closed. It can do so only to
 	// the same replica, which may be about to end: another one is better.
 	r.GetBody = nil
-	x.mu.Lock()
-	again := x.serving.Reliability.ResendAfterSend && !x.resent && (u.Scheme != "http" || !x.elsewhere())
-	x.mu.Unlock()
 	if again {
 		r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(spliced.NewReader()), nil }
 	}

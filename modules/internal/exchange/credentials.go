@@ -57,8 +57,11 @@ func listed(values []string) (all []string) {
 	return all
 }
 
+// secretWords are in the names of a query's parameters that may hold a key.
+var secretWords = []string{"key", "token", "secret", "auth", "password"}
+
 // namesSecret reports whether a query's parameter may hold a client's key.
 func namesSecret(name string) bool {
 	name = strings.ToLower(name)
-	return slices.ContainsFunc([]string{"key", "token", "secret", "auth", "password"}, func(s string) bool { return strings.Contains(name, s) })
+	return slices.ContainsFunc(secretWords, func(s string) bool { return strings.Contains(name, s) })
 }

@@ -105,13 +105,6 @@ func (x *Exchange) Succeeded() {
 	x.slot.Succeeded()
 }
 
-// Progressed notes that the current replica has answered a request to its end.
-func (x *Exchange) Progressed() {
-	if e := x.Endpoint(); e != nil {
-		e.Replica.Progressed(x.rt.Now())
-	}
-}
-
 // Refused notes that the current replica asked for less work, for so long if it
 // said how long.
 func (x *Exchange) Refused(reason string, asked time.Duration) {

@@ -83,13 +83,15 @@ func (x *Exchange) quiet() bool {
 }
 
 // Refusal notes an answer that is an error. It returns whether the request may
-// go to another replica; the error is kept for the case that there is none.
+// go to another replica; the error is kept for the case that there is none. Of one
+// that another time may do better with it says when.
 func (x *Exchange) Refusal(e *openai.Error) (retry bool) {
 	switch {
 	case e.Status == http.StatusServiceUnavailable, e.Status == http.StatusTooManyRequests, nothingStarted(e):
 		x.Refused(answered(e), e.RetryAfter)
+		e.RetryAfter = max(e.RetryAfter, leastRetry) // whoever answers the client
 		if x.MayRetry() {
-			x.Fail(e.WithRetryAfter(max(e.RetryAfter, leastRetry)))
+			x.Fail(e)
 			return true
 		}
 	case engineDied(e):

@@ -56,7 +56,11 @@ func TestClientErrorsAreNoProgress(t *testing.T) {
 		if !slot.Quiet(time.Minute) {
 			t.Error("an answer that may be the client's fault counts")
 		}
-		x.Progressed()
+		var w2 Watch // what every answer goes through
+		x.Watch(&w2, time.Now(), func(error) {})
+		defer w2.Stop()
+		w2.First(time.Now())
+		w2.Reading()
 		if slot.Quiet(time.Minute) {
 			t.Error("an answer does not count")
 		}

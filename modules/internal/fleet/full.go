@@ -1,7 +1,6 @@
 package fleet
 
 import (
-	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -13,6 +12,8 @@ const (
 	fullFor = time.Second
 	// settling is how long after a refusal others may still come that were under way.
 	settling = 100 * time.Millisecond
+	// forgotten is how many seconds after the time a refusal limits nothing any more.
+	forgotten = 20
 )
 
 // full is what a replica has said of how much it takes: it refused a request
@@ -24,15 +25,15 @@ const (
 //
 // The zero full says nothing. Safe for concurrent use.
 type full struct {
-	until atomic.Int64 // when to try it with more, Unix ns; 0 if it has refused nothing
-	limit atomic.Int64 // how many requests it had when it refused one
+	until    atomic.Int64 // when to try it with more, Unix ns; 0 if it has refused nothing
+	limit    atomic.Int64 // how many requests it had when it refused one
+	marked   atomic.Int64 // when that was, Unix ns
+	answered atomic.Bool  // it has answered a request well since
 
-	mu       sync.Mutex // guards what follows, and all changes of what is above
-	since    time.Time
-	marked   time.Time
-	pause    time.Duration
-	answered bool // it has answered a request well since it refused one
-	reason   string
+	mu     sync.Mutex // guards what follows, and all changes of until, limit and marked
+	since  time.Time
+	pause  time.Duration
+	reason string
 }
 
 // mark notes a refusal while the replica had so many other requests, by which it
@@ -40,63 +41,72 @@ type full struct {
 func (f *full) mark(now time.Time, reason string, others int64, asked, cooldown time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	known := f.until.Load() != 0
 	switch {
-	case known && now.Sub(f.marked) < settling:
+	case !f.known(now):
+		f.since, f.pause = now, fullFor
+	case !f.settled(now):
 		others = min(others, f.limit.Load())
-	case known && !f.answered:
-		f.pause = min(2*f.pause, cooldown)
-	default:
+	case f.answered.Load():
 		f.pause = fullFor
-	}
-	if !known {
-		f.since = now
+	default:
+		f.pause = min(2*f.pause, cooldown)
 	}
 	if asked > 0 {
 		others = 0 // it wants none at all
 	}
-	f.reason, f.marked, f.answered = reason, now, false
+	f.reason = reason
+	f.answered.Store(false)
 	f.limit.Store(others)
+	f.marked.Store(now.UnixNano())
 	f.until.Store(now.Add(max(f.pause, min(asked, cooldown))).UnixNano())
+}
+
+// more is how many requests more than it had the replica is to be tried with:
+// below 0 while it is not.
+func (f *full) more(now time.Time) int64 {
+	over := now.UnixNano() - f.until.Load()
+	if over < 0 {
+		return -1
+	}
+	return 1 << min(over/int64(time.Second), forgotten)
+}
+
+// known reports whether a refusal still limits what the replica is given.
+func (f *full) known(now time.Time) bool {
+	return f.until.Load() != 0 && f.more(now) < 1<<forgotten
 }
 
 // at reports whether a replica with so many requests takes no more.
 func (f *full) at(now time.Time, inflight int64) bool {
-	until := f.until.Load()
-	if until == 0 {
+	if f.until.Load() == 0 {
 		return false
 	}
-	limit := f.limit.Load()
-	if over := now.UnixNano() - until; over >= 0 {
-		limit += int64(math.Exp2(min(30, float64(over/int64(time.Second)))))
-	}
-	return inflight >= limit
+	more := f.more(now)
+	return more < 1<<forgotten && inflight >= f.limit.Load()+max(0, more)
 }
 
-// settled reports whether a refusal is still counted with, and all those that came
-// with it are in.
-func (f *full) settled(now time.Time) bool {
-	until := f.until.Load()
-	if until == 0 || now.UnixNano() >= until {
+// settled reports whether those refusals are in that came with the last one.
+func (f *full) settled(now time.Time) bool { return now.UnixNano()-f.marked.Load() >= int64(settling) }
+
+// roomy reports whether a request that is sent now is one that the replica said it
+// has room for.
+func (f *full) roomy(now func() time.Time) bool {
+	if f.until.Load() == 0 {
 		return false
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return now.Sub(f.marked) >= settling
+	at := now()
+	return f.more(at) < 0 && f.settled(at)
 }
 
 // good notes that the replica has answered a request well.
 func (f *full) good() {
-	if f.until.Load() == 0 {
-		return
+	if f.until.Load() != 0 && !f.answered.Load() {
+		f.answered.Store(true)
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.answered = true
 }
 
-// Reason says what the replica has refused with and since when it is full; "" if
-// it takes more than so many requests.
+// why says what the replica has refused with and since when it is full; "" if it
+// takes more than so many requests.
 func (f *full) why(now time.Time, inflight int64) (string, time.Time) {
 	if !f.at(now, inflight) {
 		return "", time.Time{}
@@ -106,8 +116,4 @@ func (f *full) why(now time.Time, inflight int64) (string, time.Time) {
 	return f.reason, f.since
 }
 
-func (f *full) reset() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.until.Store(0)
-}
+func (f *full) reset() { f.until.Store(0) }

@@ -73,6 +73,25 @@ func TestFullReplica(t *testing.T) {
 	}
 }
 
+// A refusal of long ago says nothing of one that comes now.
+func TestFullAgain(t *testing.T) {
+	c := newClock()
+	r := hold(t, c)
+	take(t, r, 3)
+	for range 2 {
+		refuse(take(t, r, 1)[0], 0)
+		if _, since := r.Full(); !since.Equal(c.now()) {
+			t.Errorf("full since %v, want %v", since, c.now())
+		}
+		c.advance(time.Hour)
+	}
+	refuse(take(t, r, 1)[0], 0)
+	c.advance(fullFor)
+	if r.State() != schedule.Ready {
+		t.Errorf("%v after %v: the pause of before counts", r.State(), fullFor)
+	}
+}
+
 // A replica that refuses although it has few requests is not full.
 func TestRefusalsWithRoomOpenTheBreaker(t *testing.T) {
 	c := newClock()

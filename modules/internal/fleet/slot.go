@@ -36,7 +36,7 @@ func (r *Replica) Take(seen int, tokens int64) (Slot, bool) {
 		return Slot{}, false
 	}
 	r.pending.Add(tokens)
-	return Slot{replica: r, tokens: tokens, probe: probe, roomy: r.full.until.Load() != 0 && r.full.settled(r.now())}, true
+	return Slot{replica: r, tokens: tokens, probe: probe, roomy: r.full.roomy(r.now)}, true
 }
 
 // Release gives the slot back. Releasing it again, or a zero Slot, does
@@ -92,8 +92,8 @@ func (s *Slot) Refused(reason string, asked, cooldown time.Duration) {
 		return
 	case probe != 0:
 		r.Breaker.Alive(probe) // it works on others
-	case roomy && r.Breaker.Failed(now, reason, 0, cooldown):
-		return
+	case roomy:
+		r.Breaker.Failed(now, reason, 0, cooldown)
 	}
 	r.full.mark(now, reason, others, asked, cooldown)
 }
