@@ -3,7 +3,7 @@
 // per request and per streamed token, latency, memory. Milliseconds differ from
 // machine to machine, ratios hardly do.
 //
-//	go run ./bench [-binary bin/llmgw] [-runs 8] [-seconds 4] [-check]
+//	go run ./bench [-binary bin/llmgw] [-runs 8] [-seconds 4] [-only token] [-check]
 //
 // Four fake replicas in a process of their own stand behind each proxy; all
 // traffic is on loopback.
@@ -30,6 +30,7 @@ func main() {
 	binary := flag.String("binary", filepath.Join("bin", "llmgw"), "the gateway")
 	runs := flag.Int("runs", 8, "measurements of each, in turn")
 	seconds := flag.Int("seconds", 4, "length of one measurement")
+	only := flag.String("only", "", "measure what has this in its name")
 	check := flag.Bool("check", false, "fail if a ratio is above what is promised")
 	upstream := flag.Bool("upstream", false, "be the fake replicas (used by the benchmark itself)")
 	flag.Parse()
@@ -39,7 +40,7 @@ func main() {
 	if *upstream {
 		err = serveReplicas(ctx)
 	} else {
-		err = bench(ctx, *binary, *runs, time.Duration(*seconds)*time.Second, *check)
+		err = bench(ctx, *binary, *only, *runs, time.Duration(*seconds)*time.Second, *check)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -66,7 +67,7 @@ var promises = []promise{
 // percentile.
 const overheadLimit = 2 * time.Millisecond
 
-func bench(ctx context.Context, binary string, runs int, d time.Duration, check bool) error {
+func bench(ctx context.Context, binary, only string, runs int, d time.Duration, check bool) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var all children
 	defer all.end(cancel)
@@ -87,6 +88,9 @@ func bench(ctx context.Context, binary string, runs int, d time.Duration, check 
 	}
 	var missed []error
 	for _, p := range promises {
+		if !strings.Contains(p.name, only) {
+			continue
+		}
 		var values [2][]float64
 		var ratios []float64
 		for run := range runs + 1 {
@@ -146,5 +150,5 @@ func (p *promise) once(ctx context.Context, pair [2]*proxy, swap bool, d time.Du
 
 func median(v []float64) float64 {
 	v = slices.Sorted(slices.Values(v))
-	return v[len(v)/2]
+	return (v[(len(v)-1)/2] + v[len(v)/2]) / 2
 }
