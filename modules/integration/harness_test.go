@@ -10,6 +10,8 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -140,9 +142,30 @@ func (g *gateway) load(t *testing.T, text string) {
 	if err := caddy.Load(cfg, true); err != nil {
 		t.Fatalf("load: %v\n%s", err, text)
 	}
+	g.settle(t)
+}
+
+// settle waits until an old server has given up the address, after a reload: Caddy
+// closes its listener a moment later, and what has connected to that is lost.
+func (g *gateway) settle(t *testing.T) {
+	t.Helper()
 	// The old server closes its idle connections, and Go's client does not
 	// repeat a POST that meets one.
 	http.DefaultClient.CloseIdleConnections()
+	_, port, err := net.SplitHostPort(g.listen)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := strconv.Atoi(port)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A socket that listens, in Linux' table of all: the state is 0A.
+	listening := regexp.MustCompile(fmt.Sprintf(`(?m)^ *\d+: [0-9A-F]+:%04X [0-9A-F]+:[0-9A-F]+ 0A `, n))
+	eventually(t, "one server listens", func() bool {
+		table, err := os.ReadFile("/proc/net/tcp")
+		return err != nil || len(listening.FindAll(table, 2)) < 2
+	})
 }
 
 // post sends a body and returns the answer with its whole text.

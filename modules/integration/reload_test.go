@@ -60,6 +60,7 @@ func (g *gateway) reload(t *testing.T, text string) {
 	if status, text := g.send(t, "/load", string(cfg)); status != http.StatusOK {
 		t.Fatalf("load: %d %s", status, text)
 	}
+	g.settle(t)
 }
 
 // failReload loads a Caddyfile that must be refused.
