@@ -172,22 +172,19 @@ func pass(w http.ResponseWriter, r *http.Request, res *http.Response) {
 		h[name] = values
 	}
 	w.WriteHeader(res.StatusCode)
-	// What has no length comes piece by piece.
-	flush := func() {}
-	if res.ContentLength < 0 {
-		coarseDeadlines(r)
-		control := http.NewResponseController(w)
-		flush = func() { _ = control.Flush() } // a write will tell what is wrong
-		flush()
+	var dst io.Writer = w
+	if res.ContentLength < 0 { // it comes piece by piece
+		dst = newEvents(w, r)
+		_ = http.NewResponseController(w).Flush() // a write will tell what is wrong
 	}
-	if err := relay(w, res.Body, flush); err != nil {
+	if err := relay(dst, res.Body); err != nil {
 		_ = http.NewResponseController(w).Flush() // what there is of it
 		panic(http.ErrAbortHandler)
 	}
 }
 
-// relay copies src to dst.
-func relay(dst io.Writer, src io.Reader, flush func()) error {
+// relay copies src to dst, as it comes.
+func relay(dst io.Writer, src io.Reader) error {
 	buf := copyBuffers.Get().(*[16 << 10]byte)
 	defer copyBuffers.Put(buf)
 	for {
@@ -196,7 +193,6 @@ func relay(dst io.Writer, src io.Reader, flush func()) error {
 			if _, err := dst.Write(buf[:n]); err != nil {
 				return err
 			}
-			flush()
 		}
 		if err != nil {
 			if errors.Is(err, io.EOF) {
