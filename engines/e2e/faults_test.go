@@ -144,9 +144,10 @@ func TestEngineDies(t *testing.T) {
 		c.since(t, 20)
 		res, stream := longStream(t, 1500)
 		terminate(t, p)
-		// vLLM ends it with "abort" and [DONE], as if it were whole.
+		// vLLM ends it with "abort" and [DONE], as if it were whole, or with an error.
 		rest, err := io.ReadAll(stream)
-		if strings.Contains(string(rest), "[DONE]") || err == nil && !strings.Contains(string(rest), `"finish_reason":"abort"`) {
+		said := strings.Contains(string(rest), `"finish_reason":"abort"`) || strings.Contains(string(rest), `data: {"error"`)
+		if strings.Contains(string(rest), "[DONE]") || err == nil && !said {
 			t.Errorf("the stream ended with %v after %q", err, rest)
 		}
 		outcomeIs(t, res, "engine_error", "broken")
