@@ -68,6 +68,9 @@ var promises = []promise{
 const overheadLimit = 2 * time.Millisecond
 
 func bench(ctx context.Context, binary, only string, runs int, d time.Duration, check bool) error {
+	if !slices.ContainsFunc(promises, func(p promise) bool { return strings.Contains(p.name, only) }) {
+		return fmt.Errorf("-only %q: nothing that is measured has this in its name", only)
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	var all children
 	defer all.end(cancel)

@@ -167,5 +167,12 @@ func TestKilledBetweenTwoSends(t *testing.T) {
 		if sent.Load() == 0 {
 			t.Error("no request met the dying engine")
 		}
+		times := make(map[string]int)
+		for _, r := range append(dies.got(), good.got()...) {
+			id := r.Header.Get("X-Request-Id")
+			if times[id]++; times[id] > 2 {
+				t.Errorf("%s was sent %d times", id, times[id])
+			}
+		}
 	})
 }

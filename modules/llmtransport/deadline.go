@@ -13,7 +13,7 @@ const coarse = time.Second
 
 // events writes an event stream to the client, and flushes what it has written.
 type events struct {
-	http.ResponseWriter
+	through http.ResponseWriter
 	// beneath is the same without what moves the write deadline with each write and
 	// flush, nil if there is more in between. It is enough until a deadline is due
 	// to be moved.
@@ -23,7 +23,7 @@ type events struct {
 
 // newEvents returns a writer for the answer to r.
 func newEvents(w http.ResponseWriter, r *http.Request) *events {
-	e := &events{ResponseWriter: w}
+	e := &events{through: w}
 	idle := coarseDeadlines(r)
 	if idle != nil && w == http.ResponseWriter(idle) && idle.Deadline.MinRate == 0 {
 		e.beneath = idle.ResponseWriter
@@ -33,7 +33,7 @@ func newEvents(w http.ResponseWriter, r *http.Request) *events {
 
 // Write implements io.Writer.
 func (e *events) Write(p []byte) (int, error) {
-	w := e.ResponseWriter
+	w := e.through
 	if e.beneath != nil {
 		if now := time.Now(); now.Sub(e.moved) < coarse {
 			w = e.beneath

@@ -180,7 +180,7 @@ func refused(x *exchange.Exchange, res *http.Response) (_ *http.Response, retry 
 		return nil, true, errRefused
 	}
 	if len(retryAfter) == 0 && e.RetryAfter > 0 {
-		retryAfter = []string{strconv.Itoa(int(e.RetryAfter.Seconds()))}
+		retryAfter = []string{e.RetrySeconds()}
 	}
 	outcome := exchange.OutcomeClientError
 	if e.Status >= 500 || e.Status == http.StatusTooManyRequests {

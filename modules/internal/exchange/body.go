@@ -235,7 +235,7 @@ func sizeText(n int64) string {
 func (x *Exchange) Direct(r *http.Request) bool {
 	x.mu.Lock()
 	e, body := x.endpoint, x.body
-	again := x.serving.Reliability.ResendAfterSend && !x.resent && (e == nil || e.Replica.URL.Scheme != "http" || !x.elsewhere())
+	again := e != nil && x.resends() && (e.Replica.URL.Scheme != "http" || !x.elsewhere())
 	x.mu.Unlock()
 	if e == nil || body == nil && x.Route.Kind != KindUpgrade {
 		x.Fail(errEnded)
@@ -268,7 +268,8 @@ func (x *Exchange) Direct(r *http.Request) bool {
 	r.Body = io.NopCloser(spliced.NewReader())
 	// The body to be had again is what lets a transport send a request anew on
 	// its own, where a kept connection turned out to be closed. It can do so only to
-	// the same replica, which may be about to end: another one is better.
+	// the same replica, which may be about to end: another one is better, where the
+	// transport tells that this is what happened. Over TLS it does not.
 	r.GetBody = nil
 	if again {
 		r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(spliced.NewReader()), nil }

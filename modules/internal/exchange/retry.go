@@ -68,11 +68,15 @@ func (x *Exchange) MayRetry() bool {
 // is allowed once, and only where the config does not forbid it.
 func (x *Exchange) MayResend() bool {
 	x.mu.Lock()
-	allowed := x.serving.Reliability.ResendAfterSend && !x.resent
+	allowed := x.resends()
 	x.resent = x.resent || allowed
 	x.mu.Unlock()
 	return allowed && x.MayRetry()
 }
+
+// resends reports whether the one resend is allowed and still to be had. It needs
+// mu.
+func (x *Exchange) resends() bool { return x.serving.Reliability.ResendAfterSend && !x.resent }
 
 // elsewhere reports whether there is another replica of the model to send the
 // request to. It needs mu.

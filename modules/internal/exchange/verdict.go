@@ -49,7 +49,7 @@ func (x *Exchange) BrokeOff(err error, silent bool) (retry bool) {
 // budget: there are no more such requests than there were connections.
 func (x *Exchange) Stale(err error) (retry bool) {
 	x.mu.Lock()
-	allowed := x.serving.Reliability.ResendAfterSend && !x.resent && x.elsewhere()
+	allowed := x.resends() && x.elsewhere()
 	x.resent = x.resent || allowed
 	x.mu.Unlock()
 	if !allowed {

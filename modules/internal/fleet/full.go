@@ -30,7 +30,7 @@ type full struct {
 	marked   atomic.Int64 // when that was, Unix ns
 	answered atomic.Bool  // it has answered a request well since
 
-	mu     sync.Mutex // guards what follows, and all changes of until, limit and marked
+	mu     sync.Mutex // guards what follows, and what mark changes of the above
 	since  time.Time
 	pause  time.Duration
 	reason string

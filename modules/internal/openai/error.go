@@ -103,6 +103,12 @@ func (e *Error) AppendJSON(dst []byte, anthropic bool) []byte {
 	return append(dst, "}}"...)
 }
 
+// RetrySeconds is a positive RetryAfter as the header of that name has it: whole seconds, rounded
+// up.
+func (e *Error) RetrySeconds() string {
+	return strconv.FormatInt(int64((e.RetryAfter-1)/time.Second)+1, 10)
+}
+
 // Write answers a request with the error: status, JSON body, and Retry-After in whole seconds,
 // rounded up, when RetryAfter is positive. A status outside 400..599 is written as 500. Errors of
 // the connection are not reported: there is nobody left to tell.
@@ -113,8 +119,7 @@ func (e *Error) Write(w http.ResponseWriter, anthropic bool) {
 	h.Set("Content-Type", "application/json")
 	h.Set("Content-Length", strconv.Itoa(len(body)))
 	if e.RetryAfter > 0 {
-		seconds := int64((e.RetryAfter-1)/time.Second) + 1
-		h.Set("Retry-After", strconv.FormatInt(seconds, 10))
+		h.Set("Retry-After", e.RetrySeconds())
 	}
 	status := e.Status
 	if status < 400 || status > 599 {
