@@ -41,21 +41,24 @@ func (f *front) post(t *testing.T, ctx context.Context, body string) (*http.Resp
 // every protocol, and returns how to reach it. global are global options.
 func fronts(t *testing.T, option, site, global string) map[string]*front {
 	t.Helper()
-	g, secure := newGateway(t), freePort(t)
+	g, secure, quiet := newGateway(t), freePort(t), freePort(t)
 	text := g.caddyfile(option, site)
 	text = strings.Replace(text, "\tauto_https off", "\tauto_https off\n"+global, 1)
 	// Not `tls internal`: Caddy has a data race while it starts and issues one.
 	cert, key := certificate(t)
 	text += fmt.Sprintf("\nhttps://%s {\n\ttls %s %s\n%s\n}\n", secure, cert, key, site)
+	// Without anything that has to see each write, streams go another way.
+	text += fmt.Sprintf("\nhttp://%s {\n%s\n}\n", quiet, strings.ReplaceAll(site, "\tencode gzip\n", ""))
 	g.run(t, text)
 	tlsConfig := &tls.Config{InsecureSkipVerify: true, ServerName: "127.0.0.1"}
 	h2c := new(http.Protocols)
 	h2c.SetUnencryptedHTTP2(true)
 	quic := &http3.Transport{TLSClientConfig: tlsConfig}
-	over := *g
-	over.URL = "https://" + secure
+	over, unlogged := *g, *g
+	over.URL, unlogged.URL = "https://"+secure, "http://"+quiet
 	all := map[string]*front{
 		"HTTP/1.1":     {g, 1, &http.Transport{}},
+		"not logged":   {&unlogged, 1, &http.Transport{}},
 		"HTTP/1.1 TLS": {&over, 1, &http.Transport{TLSClientConfig: tlsConfig}},
 		"HTTP/2":       {&over, 2, &http.Transport{TLSClientConfig: tlsConfig.Clone(), ForceAttemptHTTP2: true}},
 		"h2c":          {g, 2, &http.Transport{Protocols: h2c}},

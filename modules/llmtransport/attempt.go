@@ -21,6 +21,7 @@ type attempt struct {
 	abort h1.Abort
 
 	src    io.ReadCloser        // the answer, as the client is to get it
+	tap    *openai.Tap          // src, if it is a stream of events
 	result func() openai.Result // nil for what is neither events nor JSON
 	err    error                // the first one of Read
 	closed bool

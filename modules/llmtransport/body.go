@@ -41,8 +41,21 @@ func (a *attempt) Read(p []byte) (int, error) {
 	a.watch.Reading()
 	n, err := a.src.Read(p)
 	a.watch.Read()
+	return n, a.ended(err)
+}
+
+// next is Read without the copy, for a stream of events.
+func (a *attempt) next() ([]byte, error) {
+	a.watch.Reading()
+	b, err := a.tap.Next()
+	a.watch.Read()
+	return b, a.ended(err)
+}
+
+// ended returns what reading ends with where the answer gave err, nil included.
+func (a *attempt) ended(err error) error {
 	if err == nil {
-		return n, nil
+		return nil
 	}
 	if errors.Is(err, io.EOF) && a.cut() {
 		err = io.ErrUnexpectedEOF
@@ -50,7 +63,7 @@ func (a *attempt) Read(p []byte) (int, error) {
 	if a.err == nil {
 		a.err = err
 	}
-	return n, err
+	return err
 }
 
 // cut reports whether an answer that seems to have ended lacks its end.

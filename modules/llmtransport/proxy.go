@@ -52,6 +52,7 @@ func (p *Proxy) Provision(ctx caddy.Context) (err error) {
 	if p.app, err = llmgw.From(ctx); err != nil {
 		return err
 	}
+	keepConns(ctx)
 	return p.transport.Provision(ctx)
 }
 
@@ -174,8 +175,9 @@ func pass(w http.ResponseWriter, r *http.Request, res *http.Response) {
 	w.WriteHeader(res.StatusCode)
 	var dst io.Writer = w
 	if res.ContentLength < 0 { // it comes piece by piece
-		dst = newEvents(w, r)
-		_ = http.NewResponseController(w).Flush() // a write will tell what is wrong
+		pieces := newEvents(w, r, res.StatusCode)
+		_ = pieces.flush() // a write will tell what is wrong
+		dst = pieces
 	}
 	if err := relay(dst, res.Body); err != nil {
 		_ = http.NewResponseController(w).Flush() // what there is of it
@@ -183,14 +185,26 @@ func pass(w http.ResponseWriter, r *http.Request, res *http.Response) {
 	}
 }
 
-// relay copies src to dst, as it comes.
+// relay copies src to dst, as it comes. A stream of events needs no buffer for it:
+// it has one, and there may be thousands of streams.
 func relay(dst io.Writer, src io.Reader) error {
+	if a, ok := src.(*attempt); ok && a.tap != nil {
+		return drain(dst, a.next)
+	}
 	buf := copyBuffers.Get().(*[16 << 10]byte)
 	defer copyBuffers.Put(buf)
-	for {
+	return drain(dst, func() ([]byte, error) {
 		n, err := src.Read(buf[:])
-		if n > 0 {
-			if _, err := dst.Write(buf[:n]); err != nil {
+		return buf[:n], err
+	})
+}
+
+// drain writes to dst what next returns, until its error.
+func drain(dst io.Writer, next func() ([]byte, error)) error {
+	for {
+		b, err := next()
+		if len(b) > 0 {
+			if _, err := dst.Write(b); err != nil {
 				return err
 			}
 		}

@@ -42,11 +42,11 @@ func (a *attempt) answered(res *http.Response) (_ *http.Response, retry bool, _ 
 	a.src = res.Body
 	switch kind {
 	case eventType:
-		tap := openai.NewTap(res.Body, openai.TapOptions{
+		a.tap = openai.NewTap(res.Body, openai.TapOptions{
 			WithholdUsage: x.InjectsUsage(), WithholdDone: true, RequireEnd: true, OtherEvents: !x.Route.Events,
 			BreakEvent: breakEvent(x.Route), OnFirst: a.firstToken,
 		})
-		a.src, a.result = tap, tap.Result
+		a.src, a.result = a.tap, a.tap.Result
 		eventStream(res)
 	case jsonType:
 		a.watch.First(at)

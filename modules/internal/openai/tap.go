@@ -99,21 +99,41 @@ func (t *Tap) Read(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
 	}
+	b, err := t.wait()
+	n := copy(p, b)
+	t.give(n)
+	return n, err
+}
+
+// Next is Read without the copy: it returns what there is to give, at least a byte
+// unless there is an error. The bytes are valid until the next call of any method.
+func (t *Tap) Next() ([]byte, error) {
+	b, err := t.wait()
+	t.give(len(b))
+	return b, err
+}
+
+// wait returns what there is to give, or why there will be no more.
+func (t *Tap) wait() ([]byte, error) {
 	for {
-		if t.given < t.pass {
-			n := copy(p, t.buf[t.given:t.pass])
-			t.given += n
-			return n, nil
-		}
-		if len(t.extra) > 0 {
-			n := copy(p, t.extra)
-			t.extra = t.extra[n:]
-			return n, nil
-		}
-		if t.err != nil {
-			return 0, t.err
+		switch {
+		case t.given < t.pass:
+			return t.buf[t.given:t.pass], nil
+		case len(t.extra) > 0:
+			return t.extra, nil
+		case t.err != nil:
+			return nil, t.err
 		}
 		t.fill()
+	}
+}
+
+// give takes the first n bytes of what wait has returned for given.
+func (t *Tap) give(n int) {
+	if t.given < t.pass {
+		t.given += n
+	} else {
+		t.extra = t.extra[n:]
 	}
 }
 

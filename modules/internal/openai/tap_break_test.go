@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -182,10 +183,13 @@ func TestBreak(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			eachCut(t, []byte(tt.stream), func(t *testing.T, pieces ...[]byte) {
-				tap := NewTap(&chunks{pieces: pieces, err: tt.err}, tt.opt)
+				tap := NewTap(&chunks{pieces: slices.Clone(pieces), err: tt.err}, tt.opt)
 				out, err := io.ReadAll(iotest.OneByteReader(tap))
 				if !errors.Is(err, tt.err) || string(out) != tt.want {
 					t.Fatalf("%d pieces: %v, got\n%q, want\n%q", len(pieces), err, out, tt.want)
+				}
+				if next, err := nextAll(t, NewTap(&chunks{pieces: pieces, err: tt.err}, tt.opt)); !errors.Is(err, tt.err) || next != tt.want {
+					t.Fatalf("%d pieces: %v, Next gave\n%q, want\n%q", len(pieces), err, next, tt.want)
 				}
 				if r := tap.Result(); r.Complete || strings.Contains(string(out), "[DONE]") != r.Done {
 					t.Fatalf("%+v", r)

@@ -2,6 +2,7 @@ package openai
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -56,7 +57,31 @@ func readAll(t testing.TB, opt TapOptions, pieces ...[]byte) (string, Result) {
 	if int64(len(out))+r.Withheld != r.Bytes {
 		t.Fatalf("%d bytes given and %d withheld of %d", len(out), r.Withheld, r.Bytes)
 	}
+	opt.OnFirst = nil // has been called
+	tap = NewTap(&chunks{pieces: slices.Clone(pieces)}, opt)
+	if next, err := nextAll(t, tap); err != nil || next != string(out) || tap.Result() != r {
+		t.Fatalf("Next gave %q, %+v, %v, and Read %q, %+v", next, tap.Result(), err, out, r)
+	}
 	return string(out), r
+}
+
+// nextAll reads all without copies.
+func nextAll(t testing.TB, tap *Tap) (string, error) {
+	t.Helper()
+	var out []byte
+	for {
+		b, err := tap.Next()
+		if len(b) == 0 && err == nil {
+			t.Fatal("Next gave nothing")
+		}
+		out = append(out, b...)
+		if errors.Is(err, io.EOF) {
+			return string(out), nil
+		}
+		if err != nil {
+			return string(out), err
+		}
+	}
 }
 
 // eachCut runs check over the whole stream, over single bytes, over every two pieces, and over
