@@ -21,8 +21,8 @@ const maxDirect = 4 << 10
 //
 // Most pieces it writes as chunks (RFC 9112, section 7.1) to an HTTP/1.1
 // client's connection itself: the response's writer makes the same bytes of
-// them, but by way of two buffers and fmt, which costs half as much again as
-// all else that the gateway does with a token. Once a second a piece goes the
+// them, but by way of two buffers and fmt, which costs more than half as much
+// as all else that the gateway does with a token. Once a second a piece goes the
 // long way, by which Caddy moves the write deadline. Both may be mixed, since
 // nothing is left in the buffers after a flush.
 type events struct {
