@@ -53,6 +53,7 @@ type gateway struct {
 	URL, Admin string
 	listen     string
 	logs       string // file
+	unlogged   bool   // the site has no access log
 }
 
 // deadline bounds every wait in these tests.
@@ -107,6 +108,9 @@ func (g *gateway) run(t *testing.T, text string) {
 }
 
 func (g *gateway) caddyfile(option, site string) string {
+	if !g.unlogged {
+		site = "\tlog\n" + site
+	}
 	return fmt.Sprintf(`{
 	admin %s
 	persist_config off
@@ -123,7 +127,6 @@ func (g *gateway) caddyfile(option, site string) string {
 	}
 }
 http://%s {
-	log
 %s
 }`, g.Admin, g.logs, llmcmd.LogFormat, option, g.listen, site)
 }

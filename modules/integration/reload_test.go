@@ -76,8 +76,16 @@ func (g *gateway) failReload(t *testing.T, text, why string) {
 }
 
 // TestC01_ReloadUnderStreams changes the config in every way under 500 open
-// streams and a flow of new requests.
+// streams and a flow of new requests. Streams whose writes nobody has to see go
+// another way.
 func TestC01_ReloadUnderStreams(t *testing.T) {
+	for what, logged := range map[string]bool{"access log": true, "no log": false} {
+		t.Run(what, func(t *testing.T) { reloadUnderStreams(t, logged) })
+	}
+}
+
+func reloadUnderStreams(t *testing.T, logged bool) {
+	t.Helper()
 	const n = 500
 	finish := make(chan struct{})
 	a, b := newEngine(t, ticking(100*time.Millisecond, finish)), newEngine(t, ticking(100*time.Millisecond, finish))
@@ -91,7 +99,9 @@ func TestC01_ReloadUnderStreams(t *testing.T) {
 			"\n\t\treliability {\n\t\t\tconnect_timeout 1m\n\t\t\tcooldown 10m\n\t\t\t" + reliability + "\n\t\t}"
 	}
 	first := option("old", "", a, b, refuses, drained)
-	g := start(t, first, "\theader X-Version 1\n\tllm")
+	g := newGateway(t)
+	g.unlogged = !logged
+	g.run(t, g.caddyfile(first, "\theader X-Version 1\n\tllm"))
 	g.admin(t, "/llmgw/replicas/drain", fmt.Sprintf(`{"replica":%q}`, drained.Address), nil)
 	eventually(t, "the breaker of the replica that refuses is open", func() bool {
 		g.post(t, "/v1/chat/completions", request)
