@@ -6,6 +6,7 @@ package llmgw
 import (
 	// The gateway's modules register themselves.
 	_ "github.com/llmgw/llmgw/modules/llmadmin"
+	_ "github.com/llmgw/llmgw/modules/llmadmission"
 	_ "github.com/llmgw/llmgw/modules/llmapi"
 	_ "github.com/llmgw/llmgw/modules/llmcmd"
 	_ "github.com/llmgw/llmgw/modules/llmgw"

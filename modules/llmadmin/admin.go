@@ -25,6 +25,7 @@ func init() {
 //	GET  /llmgw/replicas          all replicas: what is known of each
 //	POST /llmgw/replicas/drain    {"replica": ID}: no new work for it
 //	POST /llmgw/replicas/undrain  {"replica": ID}
+//	GET  /llmgw/queue             what waits, by model and band
 //	POST /llmgw/explain           a request body, or {"model": NAME}: every
 //	                              candidate, its filters and scores, the pick
 //
@@ -46,6 +47,7 @@ func (a *API) Routes() []caddy.AdminRoute {
 		{Pattern: "/llmgw/replicas", Handler: handler(http.MethodGet, a.replicas)},
 		{Pattern: "/llmgw/replicas/drain", Handler: handler(http.MethodPost, a.drain(true))},
 		{Pattern: "/llmgw/replicas/undrain", Handler: handler(http.MethodPost, a.drain(false))},
+		{Pattern: "/llmgw/queue", Handler: handler(http.MethodGet, a.queue)},
 		{Pattern: "/llmgw/explain", Handler: handler(http.MethodPost, a.explain)},
 	}
 }
@@ -86,6 +88,8 @@ func fail(status int, format string, args ...any) error {
 
 func (*API) replicas(app *llmgw.App, _ *http.Request) (any, error) { return app.ListReplicas(), nil }
 
+func (*API) queue(app *llmgw.App, _ *http.Request) (any, error) { return app.ListQueue(), nil }
+
 func (*API) drain(on bool) func(*llmgw.App, *http.Request) (any, error) {
 	return func(app *llmgw.App, r *http.Request) (any, error) {
 		var body struct {
@@ -114,7 +118,9 @@ func (*API) explain(app *llmgw.App, r *http.Request) (any, error) {
 		return nil, fail(http.StatusBadRequest, "want a request body, or {\"model\": \"NAME\"}: %w", err)
 	}
 	q := r.URL.Query()
-	v, err := app.Explain(fields, q.Get("profile"), q.Get("session"))
+	v, err := app.Explain(&llmgw.Question{
+		Body: body, Fields: fields, Profile: q.Get("profile"), Session: q.Get("session"), Band: q.Get("band"), Tenant: q.Get("tenant"),
+	})
 	if errors.Is(err, llmgw.ErrNotFound) {
 		return nil, fail(http.StatusNotFound, "%w", err)
 	}

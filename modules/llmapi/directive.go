@@ -9,6 +9,8 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/llmgw/llmgw/modules/llmgw"
 )
 
 func init() {
@@ -31,8 +33,12 @@ const streamCloseDelay = 30 * time.Minute
 //			models <model...>
 //			routing <profile>
 //			profiles <profile...>
+//			band <band>
+//			weight <number>
 //			debug
 //		}]
+//		band <name or placeholder>
+//		tenant <name or placeholder>
 //		body_limit <size>
 //		inject_usage on|off
 //		debug_headers on|off
@@ -46,6 +52,7 @@ const streamCloseDelay = 30 * time.Minute
 //		llm_api { ... }
 //		llm_keys { ... }
 //		llm_models
+//		llm_admission { ... }
 //		llm_proxy
 //		reverse_proxy { # for WebSockets
 //			dynamic llm
@@ -65,11 +72,21 @@ func parseLLM(h httpcaddyfile.Helper) ([]httpcaddyfile.ConfigValue, error) {
 	if h.NextArg() {
 		return nil, h.ArgErr()
 	}
-	api := new(Handler)
+	if err := llmgw.CheckBandNames(h); err != nil {
+		return nil, err
+	}
+	api, admission := new(Handler), make(map[string]string)
 	keys := []caddyfile.Token{{File: h.File(), Line: h.Line(), Text: "llm_keys"}, {File: h.File(), Line: h.Line(), Text: "{"}}
-	for h.NextBlock(0) {
+	for value := ""; h.NextBlock(0); {
 		if h.Val() == "key" {
 			keys = append(keys, h.NextSegment()...)
+			continue
+		}
+		if option := h.Val(); option == "band" || option == "tenant" {
+			if !h.AllArgs(&value) {
+				return nil, h.ArgErr()
+			}
+			admission[option] = value
 			continue
 		}
 		known, err := api.option(h.Dispenser)
@@ -97,6 +114,7 @@ func parseLLM(h httpcaddyfile.Helper) ([]httpcaddyfile.ConfigValue, error) {
 		caddyconfig.JSONModuleObject(api, "handler", "llm_api", nil),
 		caddyconfig.JSONModuleObject(keysHandler, "handler", "llm_keys", nil),
 		caddyconfig.JSONModuleObject(struct{}{}, "handler", "llm_models", nil),
+		caddyconfig.JSONModuleObject(admission, "handler", "llm_admission", nil),
 		caddyconfig.JSONModuleObject(struct{}{}, "handler", "llm_proxy", nil),
 		caddyconfig.JSONModuleObject(proxy, "handler", "reverse_proxy", nil),
 	}}

@@ -49,6 +49,12 @@ func logFields(x *exchange.Exchange, r *http.Request) {
 	if other := x.Fallback(); other != "" {
 		extra.Add(zap.String("fallback", other))
 	}
+	if band := x.Band(); band != "" {
+		extra.Add(zap.String("band", band))
+	}
+	if d := x.Queued(); d >= time.Millisecond { // else it was only asked for
+		extra.Add(zap.Float64("queue_ms", float64(d)/float64(time.Millisecond)))
+	}
 	if t := llmgw.TTFT(x, res); t > 0 {
 		extra.Add(zap.Float64("ttft_ms", float64(t)/float64(time.Millisecond)))
 	}

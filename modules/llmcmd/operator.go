@@ -7,9 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/url"
-	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -58,11 +55,15 @@ func registerOperator() {
 		func(k *client, _ *cobra.Command, args []string) error { return k.drain("drain", args[0]) })
 	operator("undrain", "<replica> [--address <admin>] [--json]", "Gives a replica work again", none, oneReplica,
 		func(k *client, _ *cobra.Command, args []string) error { return k.drain("undrain", args[0]) })
-	operator("explain", "<model> | --file <request.json> [--profile <profile>] [--session <id>] [--address <admin>] [--json]",
-		"Says where a request would go, and why", func(c *cobra.Command) {
+	operator("queue", "[--address <admin>] [--json]", "Lists what waits for its turn in a running gateway", none, cobra.NoArgs,
+		func(k *client, _ *cobra.Command, _ []string) error { return k.queue() })
+	operator("explain", "<model> | --file <request.json> [--band <band>] [--profile <profile>] [--session <id>] [--tenant <name>] [--address <admin>] [--json]",
+		"Says when a request would go, and where, and why", func(c *cobra.Command) {
+			c.Flags().String("band", "", "Band, instead of the default one")
 			c.Flags().String("file", "", "File with a request body, - for standard input")
 			c.Flags().String("profile", "", "Routing profile, instead of the model's")
 			c.Flags().String("session", "", "Session id, as x-session-id would hold it")
+			c.Flags().String("tenant", "", "Whose turn it is in the queue")
 		}, cobra.MaximumNArgs(1), (*client).explain)
 }
 
@@ -164,72 +165,4 @@ func (k *client) drain(verb, replica string) error {
 	}
 	fmt.Fprintf(k.out, "%s is %s, with %d requests in flight\n", s.Replica, s.State, s.Inflight)
 	return nil
-}
-
-func (k *client) explain(c *cobra.Command, args []string) error {
-	flag := func(name string) string { return c.Flag(name).Value.String() }
-	body, err := explainBody(flag("file"), args)
-	if err != nil {
-		return err
-	}
-	q := url.Values{}
-	for _, name := range []string{"profile", "session"} {
-		if v := flag(name); v != "" {
-			q.Set(name, v)
-		}
-	}
-	var e llmgw.Explanation
-	if err := k.call(http.MethodPost, "/llmgw/explain?"+q.Encode(), body, &e); err != nil || k.raw {
-		return err
-	}
-	return k.printExplanation(e)
-}
-
-func explainBody(file string, args []string) ([]byte, error) {
-	switch {
-	case file != "" && len(args) > 0, file == "" && len(args) == 0:
-		return nil, errors.New("give either a model or --file")
-	case file == "-":
-		return io.ReadAll(os.Stdin)
-	case file != "":
-		return os.ReadFile(file)
-	}
-	return json.Marshal(map[string]string{"model": args[0]})
-}
-
-func (k *client) printExplanation(e llmgw.Explanation) error {
-	fmt.Fprintf(k.out, "model %s, profile %s, picker %s\n", e.Model, e.Profile, e.Picker)
-	if e.Pick == "" {
-		fmt.Fprintln(k.out, "no replica: every candidate was dropped")
-	} else {
-		spilled := ""
-		if e.Spilled {
-			spilled = ", spilled over from a pool of higher priority"
-		}
-		fmt.Fprintf(k.out, "pool %s (saturation %.2f%s)\npick %s\n\n", e.Pool, e.Saturation, spilled, e.Pick)
-	}
-	candidates := slices.Clone(e.Candidates)
-	slices.SortStableFunc(candidates, func(a, b llmgw.Verdict) int {
-		switch {
-		case a.Total > b.Total:
-			return -1
-		case a.Total < b.Total:
-			return 1
-		}
-		return strings.Compare(a.Rejected, b.Rejected)
-	})
-	w := tabwriter.NewWriter(k.out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "REPLICA\tPOOL\tTOTAL\tSCORES")
-	for _, c := range candidates {
-		if c.Rejected != "" {
-			fmt.Fprintf(w, "%s\t%s\t-\tdropped: %s\n", c.Replica, c.Pool, c.Rejected)
-			continue
-		}
-		var scores []string
-		for _, s := range c.Scores {
-			scores = append(scores, fmt.Sprintf("%s %.2f x %g", s.Scorer, s.Value, s.Weight))
-		}
-		fmt.Fprintf(w, "%s\t%s\t%.2f\t%s\n", c.Replica, c.Pool, c.Total, strings.Join(scores, ", "))
-	}
-	return w.Flush()
 }

@@ -37,7 +37,7 @@ type ReplicaStatus struct {
 	BatchCapacity *float64 `json:"batch_capacity"`
 	DrainRate     *float64 `json:"drain_rate"`
 
-	// Metrics is ok, stale, none (the engine has no metrics page) or unknown.
+	// Metrics is ok, stale, frozen, none (the engine has no metrics page) or unknown.
 	Metrics      string   `json:"metrics"`
 	MetricsError string   `json:"metrics_error,omitempty"`
 	Missing      []string `json:"metrics_missing,omitempty"`
@@ -56,7 +56,10 @@ func (a *App) ListReplicas() []ReplicaStatus {
 func (a *App) replicaStatus(r *fleet.Replica) ReplicaStatus {
 	at := now()
 	var c schedule.Replica
-	r.Fill(&c, at)
+	r.Fill(&c, at, 0, 0)
+	if c.Waiting.Known() {
+		c.Waiting = r.Stats().Waiting // as scraped, not as estimated
+	}
 	s := ReplicaStatus{
 		Replica: r.ID, State: c.State.String(), Inflight: c.Inflight, PendingTokens: c.PendingTokens,
 		Waiting: number(c.Waiting), Running: number(c.Running), KVUsage: number(c.KVUsage),
@@ -93,6 +96,8 @@ func (a *App) replicaStatus(r *fleet.Replica) ReplicaStatus {
 		s.Metrics = "stale"
 	case stats.NoMetrics:
 		s.Metrics = "none"
+	case stats.Frozen:
+		s.Metrics = "frozen"
 	case !stats.At.IsZero():
 		s.Metrics = "ok"
 	}
@@ -133,6 +138,7 @@ type Explanation struct {
 	Spilled    bool      `json:"spilled"`
 	Pick       string    `json:"pick"`
 	Candidates []Verdict `json:"candidates"`
+	Admission  Admitted  `json:"admission"`
 }
 
 // Verdict is what a decision found about one candidate.
@@ -167,9 +173,19 @@ func explanation(model string, e pipeline.Explanation) Explanation {
 	return out
 }
 
-// Explain decides as for a request with these fields, without sending it.
-// profile "" is the model's; session is what the session header would hold.
-func (a *App) Explain(f openai.Fields, profile, session string) (Explanation, error) {
+// Question is a request that [App.Explain] decides about.
+type Question struct {
+	// Body is the request's, Fields what was read in it.
+	Body   []byte
+	Fields openai.Fields
+	// Profile "" is the model's, Band "" the default one. Session is what the session
+	// header would hold; Tenant is whose turn it is in the queue.
+	Profile, Session, Band, Tenant string
+}
+
+// Explain decides as for a request, without sending it.
+func (a *App) Explain(q *Question) (Explanation, error) {
+	f, profile, session, band := &q.Fields, q.Profile, q.Session, q.Band
 	m := a.runtime.Catalog.Resolve(f.Model)
 	if m == nil {
 		return Explanation{}, fmt.Errorf("the model %q: %w; there are: %q", f.Model, ErrNotFound, a.runtime.Catalog.Names())
@@ -177,10 +193,14 @@ func (a *App) Explain(f openai.Fields, profile, session string) (Explanation, er
 	if profile != "" && !a.HasProfile(profile) {
 		return Explanation{}, fmt.Errorf("the routing profile %q: %w; there are: %s", profile, ErrNotFound, profileNames(a.runtime.Profiles))
 	}
+	if band != "" && !a.HasBand(band) {
+		return Explanation{}, fmt.Errorf("%w: %w", ErrNotFound, a.ErrNoBand(band))
+	}
 	if session == "" {
 		session = f.User
 	}
-	out := explanation(m.Name, a.runtime.Explain(m, profile, session, f.PromptBytes, exchange.OutputTokens(&f)))
+	out := explanation(m.Name, a.runtime.Explain(m, profile, session, f.PromptBytes, exchange.OutputTokens(f)))
 	out.Fallbacks = m.Fallbacks
+	out.Admission = a.admitted(m, q)
 	return out, nil
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
+	"github.com/llmgw/llmgw/modules/internal/admit"
 	"github.com/llmgw/llmgw/modules/internal/catalog"
 	"github.com/llmgw/llmgw/modules/internal/exchange"
 )
@@ -42,6 +43,13 @@ type App struct {
 	// What happens when a replica fails.
 	Reliability *Reliability `json:"reliability,omitempty"`
 
+	// The priority classes, by name. A shipped one (platinum, gold, silver,
+	// bronze) is changed by what is given here, any other name adds one.
+	Bands map[string]*Band `json:"bands,omitempty"`
+
+	// When requests wait in the gateway. Models may override it.
+	Admission *Admission `json:"admission,omitempty"`
+
 	// The models that are served.
 	Models []*Model `json:"models,omitempty"`
 
@@ -64,6 +72,7 @@ type App struct {
 	targets   targets
 	transport transports
 	defaults  catalog.Model
+	bands     []admit.Band
 	statics   statics
 	graceless atomic.Bool // Caddy would wait for streams for ever when it stops
 	servers   sync.Map    // *http.Server that are told to end -> nil
@@ -164,12 +173,23 @@ func (a *App) letGo() {
 // one does.
 func (a *App) Runtime() *exchange.Runtime {
 	a.start.Do(func() {
-		a.detach = a.shared.scraper.Attach(a.targets.list, a.runtime.Catalog.Relearn)
+		a.detach = a.shared.scraper.Attach(a.targets.list, a.relearn)
 		if len(a.runtime.Catalog.Learning()) > 0 {
 			a.runtime.Catalog.Relearn()
 		}
 	})
 	return a.runtime
+}
+
+// relearn brings the catalog up to date with what replicas list, and what waits
+// with the catalog.
+func (a *App) relearn() {
+	a.runtime.Catalog.Relearn()
+	running.mu.Lock() // else another may take its place in between
+	defer running.mu.Unlock()
+	if Current() == a {
+		a.admits()
+	}
 }
 
 // stack holds the apps that have started and not stopped. A new config starts
@@ -188,6 +208,7 @@ func (s *stack) add(a *App) {
 	defer s.mu.Unlock()
 	s.apps = append(s.apps, a)
 	s.top.Store(a)
+	a.admits()
 }
 
 func (s *stack) remove(a *App) {
@@ -197,6 +218,7 @@ func (s *stack) remove(a *App) {
 	s.top.Store(nil)
 	if n := len(s.apps); n > 0 {
 		s.top.Store(s.apps[n-1])
+		s.apps[n-1].admits()
 	}
 }
 

@@ -29,9 +29,12 @@ const (
 	defaultKVCeiling      = 0.90
 )
 
-// maxWeight bounds an endpoint's weight: beyond this a config means something
-// else.
-const maxWeight = 10000
+// The bounds of an endpoint's weight and batch capacity: beyond these a config
+// means something else.
+const (
+	maxWeight = 10000
+	maxBatch  = 100_000
+)
 
 // build turns the config into the runtime. It reports all faults at once.
 func (a *App) build(ctx caddy.Context) error {
@@ -54,7 +57,10 @@ func (a *App) build(ctx caddy.Context) error {
 	if profiles[a.DefaultProfile] == nil {
 		return fmt.Errorf("default_profile: %w", noProfile(profiles, a.DefaultProfile))
 	}
-	defaults, err := a.modelDefaults(nil, nil)
+	if a.bands, err = a.buildBands(); err != nil {
+		return err
+	}
+	defaults, err := a.modelDefaults(new(Model))
 	if err != nil {
 		return err
 	}
@@ -65,7 +71,11 @@ func (a *App) build(ctx caddy.Context) error {
 	a.targets.byReplica = make(map[*fleet.Replica]int)
 	var faults []error
 	var models []*catalog.Model
-	for _, m := range a.Models {
+	for i, m := range a.Models {
+		if m == nil {
+			faults = append(faults, fmt.Errorf("models: entry %d is null", i))
+			continue
+		}
 		built, err := a.buildModel(m, defaults)
 		if err == nil && m.Routing != "" && profiles[m.Routing] == nil {
 			err = fmt.Errorf("routing: %w", noProfile(profiles, m.Routing))
@@ -78,6 +88,10 @@ func (a *App) build(ctx caddy.Context) error {
 	}
 	var learning []*catalog.Endpoint
 	for i, e := range a.Endpoints {
+		if e == nil {
+			faults = append(faults, fmt.Errorf("endpoints: entry %d is null", i))
+			continue
+		}
 		if e.ServedModel != "" {
 			faults = append(faults, fmt.Errorf("endpoint with served_model %s: served_model needs a model around the endpoint", e.ServedModel))
 			continue
@@ -97,7 +111,7 @@ func (a *App) build(ctx caddy.Context) error {
 	}
 	a.runtime = &exchange.Runtime{
 		Catalog: c, Profiles: profiles, DefaultProfile: a.DefaultProfile,
-		Retry: a.shared.retry, Budget: a.shared.budget,
+		Retry: a.shared.retry, Budget: a.shared.budget, Gate: a.shared.gate,
 		Hold: a.hold, Release: a.letGo,
 		Ended: a.shared.metrics.ended, Picked: a.shared.metrics.picked,
 		Now: now,
@@ -113,18 +127,20 @@ func (a *App) WarnOfNoModels() {
 	}
 }
 
-// modelDefaults are the settings of a model with the given settings of its own,
-// which may be nil.
-func (a *App) modelDefaults(prefix *Prefix, reliability *Reliability) (catalog.Model, error) {
+// modelDefaults are the settings of a model with these of its own.
+func (a *App) modelDefaults(own *Model) (catalog.Model, error) {
 	m := catalog.Model{
 		SessionHeader: defaultSessionHeader, SessionLoad: defaultSessionLoad,
 		TargetWaiting: defaultTargetWaiting, KVCeiling: defaultKVCeiling,
-		Reliability: defaultReliability,
+		Reliability: defaultReliability, Admission: defaultAdmission,
 	}
-	if err := errors.Join(a.Reliability.apply(&m.Reliability), reliability.apply(&m.Reliability)); err != nil {
+	if err := errors.Join(
+		a.Reliability.apply(&m.Reliability), own.Reliability.apply(&m.Reliability),
+		a.Admission.apply(&m), own.Admission.apply(&m),
+	); err != nil {
 		return m, err
 	}
-	for _, p := range []*Prefix{a.Prefix, prefix} {
+	for _, p := range []*Prefix{a.Prefix, own.Prefix} {
 		if p == nil || p.Session == nil {
 			continue
 		}
@@ -165,7 +181,7 @@ func (a *App) buildModel(m *Model, defaults catalog.Model) (*catalog.Model, erro
 			return nil, fmt.Errorf("alias: %w", err)
 		}
 	}
-	built, err := a.modelDefaults(m.Prefix, m.Reliability)
+	built, err := a.modelDefaults(m)
 	if err != nil {
 		return nil, err
 	}
@@ -174,6 +190,9 @@ func (a *App) buildModel(m *Model, defaults catalog.Model) (*catalog.Model, erro
 	}
 	built.Name, built.Aliases, built.Fallbacks, built.Profile = m.Name, m.Aliases, m.Fallbacks, m.Routing
 	for i, e := range m.Endpoints {
+		if e == nil {
+			return nil, fmt.Errorf("endpoint %d is null", i+1)
+		}
 		list, err := a.buildEndpoints(e, m.Name)
 		if err != nil {
 			return nil, fmt.Errorf("endpoint %d: %w", i+1, err)

@@ -34,17 +34,37 @@ func init() {
 //			idle_token_timeout <duration>
 //			total_timeout <duration>
 //		}
+//		band <name> {
+//			priority <number>
+//			ceiling <saturation>
+//			deadline <duration>
+//			queue <number>
+//			engine_priority <number>
+//			aging <duration>|off
+//		}
+//		admission {
+//			target_waiting <number>
+//			kv_ceiling <share>
+//			kv_reserve <share>
+//			queue_ttl <duration>
+//			max_queued <number> [<size>]
+//			aggregate mean|p90
+//			replica_wait <duration>
+//		}
 //		model <name> {
 //			alias <name...>
 //			routing <profile>
 //			prefix { ... }
 //			reliability { ... }
+//			admission { ... }
 //			endpoint <address...> { ... }
 //		}
 //		endpoint <address...> {
 //			pool <name>
 //			priority <number>
 //			weight <number>
+//			batch_capacity <number>
+//			priority_scheduling
 //			served_model <name>
 //			engine vllm|sglang|llamacpp
 //			api_key <key>
@@ -75,6 +95,7 @@ func (a *App) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	if d.NextArg() {
 		return d.ArgErr()
 	}
+	var bands *caddyfile.Dispenser // at the last one's line
 	for d.NextBlock(0) {
 		var err error
 		switch d.Val() {
@@ -88,6 +109,11 @@ func (a *App) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 			err = parsePrefix(d, &a.Prefix)
 		case "reliability":
 			err = parseReliability(d, &a.Reliability)
+		case "band":
+			at := *d
+			bands, err = &at, a.parseBand(d)
+		case "admission":
+			err = parseAdmission(d, &a.Admission)
 		case "model":
 			err = a.parseModel(d)
 		case "endpoint":
@@ -98,6 +124,13 @@ func (a *App) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		if err != nil {
 			return err
 		}
+	}
+	if bands == nil {
+		return nil
+	}
+	// Together, and not one by one: two may trade their priorities.
+	if _, err := a.buildBands(); err != nil {
+		return bands.WrapErr(err)
 	}
 	return nil
 }

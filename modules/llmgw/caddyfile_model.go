@@ -29,6 +29,8 @@ func (a *App) parseModel(d *caddyfile.Dispenser) error {
 			err = parsePrefix(d, &m.Prefix)
 		case "reliability":
 			err = parseReliability(d, &m.Reliability)
+		case "admission":
+			err = parseAdmission(d, &m.Admission)
 		case "endpoint":
 			err = parseEndpoint(d, &m.Endpoints)
 		default:
@@ -71,6 +73,19 @@ func (e *Endpoint) parseOption(d *caddyfile.Dispenser) error {
 		}
 		e.Weight = n
 		return err
+	case "batch_capacity":
+		n, err := intArg(d)
+		if err == nil && (n < 1 || n > maxBatch) {
+			return d.Errf("batch_capacity %d: must be from 1 to %d", n, maxBatch)
+		}
+		e.BatchCapacity = n
+		return err
+	case "priority_scheduling":
+		if d.NextArg() {
+			return d.ArgErr()
+		}
+		e.PriorityScheduling = true
+		return nil
 	case "served_model":
 		return oneArg(d, &e.ServedModel)
 	case "engine":

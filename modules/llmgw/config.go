@@ -27,6 +27,9 @@ type Model struct {
 	// Overrides the app's reliability settings for this model.
 	Reliability *Reliability `json:"reliability,omitempty"`
 
+	// Overrides the app's admission settings for this model.
+	Admission *Admission `json:"admission,omitempty"`
+
 	// The replicas that serve it.
 	Endpoints []*Endpoint `json:"endpoints,omitempty"`
 }
@@ -47,6 +50,15 @@ type Endpoint struct {
 	// How much load each should carry in relation to others, from 1 to
 	// 10000. Default: 100
 	Weight int `json:"weight,omitempty"`
+
+	// How many requests each can run at once (vLLM's --max-num-seqs, llama.cpp's
+	// --parallel), from 1 to 100000. Default: learnt from its metrics
+	BatchCapacity int `json:"batch_capacity,omitempty"`
+
+	// Says that the engine goes by the requests' priority field (vLLM's
+	// --scheduling-policy priority), which others refuse: then the band's
+	// engine_priority is put there. Default: false
+	PriorityScheduling bool `json:"priority_scheduling,omitempty"`
 
 	// The name by which the engine knows the model. Default: the model's name
 	ServedModel string `json:"served_model,omitempty"`

@@ -43,6 +43,10 @@ func (a *App) buildEndpoints(e *Endpoint, model string) ([]*catalog.Endpoint, er
 	case e.Weight < 0 || e.Weight > maxWeight:
 		return nil, fmt.Errorf("weight %d: must be from 1 to %d", e.Weight, maxWeight)
 	}
+	if e.BatchCapacity < 0 || e.BatchCapacity > maxBatch {
+		return nil, fmt.Errorf("batch_capacity %d: must be from 1 to %d", e.BatchCapacity, maxBatch)
+	}
+	proto.Slots, proto.Schedules = e.BatchCapacity, e.PriorityScheduling
 	if e.Engine != "" && !slices.Contains(scrape.Engines(), e.Engine) {
 		return nil, fmt.Errorf("engine %q is not one of %s", e.Engine, strings.Join(scrape.Engines(), ", "))
 	}

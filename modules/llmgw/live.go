@@ -3,6 +3,7 @@ package llmgw
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/llmgw/llmgw/modules/internal/admit"
 	"github.com/llmgw/llmgw/modules/internal/fleet"
 	"github.com/llmgw/llmgw/modules/schedule"
 )
@@ -11,30 +12,34 @@ import (
 // that no request pays for keeping gauges up to date.
 type liveCollector struct {
 	fleet *fleet.Fleet
+	gate  *admit.Gate
 
-	inflight, waiting, running, kv, stale, score, scorer, replicas *prometheus.Desc
+	inflight, waiting, running, kv, stale, score, scorer, replicas, depth, saturation *prometheus.Desc
 }
 
-func newLiveCollector(f *fleet.Fleet) *liveCollector {
+func newLiveCollector(f *fleet.Fleet, g *admit.Gate) *liveCollector {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc("llmgw_"+name, help, labels, nil)
 	}
 	return &liveCollector{
-		fleet:    f,
-		inflight: desc("endpoint_inflight", "The gateway's own requests on the replica.", "replica"),
-		waiting:  desc("endpoint_waiting", "Requests that wait in the engine, as last scraped; absent if unknown.", "replica"),
-		running:  desc("endpoint_running", "Requests that run in the engine, as last scraped; absent if unknown.", "replica"),
-		kv:       desc("endpoint_kv_usage", "Share of KV blocks in use, 0 to 1, as last scraped; absent if unknown.", "replica"),
-		stale:    desc("endpoint_metrics_stale", "1 if the replica's last scrape failed.", "replica"),
-		score:    desc("endpoint_score", "The total score that the replica would get now from the model's routing profile.", "model", "replica"),
-		scorer:   desc("scorer_value", "What a scorer of the model's routing profile would give the replica now.", "model", "replica", "scorer"),
-		replicas: desc("replicas", "Replicas by state.", "model", "state"),
+		fleet:      f,
+		gate:       g,
+		inflight:   desc("endpoint_inflight", "The gateway's own requests on the replica.", "replica"),
+		waiting:    desc("endpoint_waiting", "Requests that wait in the engine, as last scraped; absent if unknown.", "replica"),
+		running:    desc("endpoint_running", "Requests that run in the engine, as last scraped; absent if unknown.", "replica"),
+		kv:         desc("endpoint_kv_usage", "Share of KV blocks in use, 0 to 1, as last scraped; absent if unknown.", "replica"),
+		stale:      desc("endpoint_metrics_stale", "1 if the replica's last scrape failed.", "replica"),
+		score:      desc("endpoint_score", "The total score that the replica would get now from the model's routing profile.", "model", "replica"),
+		scorer:     desc("scorer_value", "What a scorer of the model's routing profile would give the replica now.", "model", "replica", "scorer"),
+		replicas:   desc("replicas", "Replicas by state.", "model", "state"),
+		depth:      desc("admission_queue_depth", "Requests that wait for their turn.", "band", "model"),
+		saturation: desc("pool_saturation", "How full the model's replicas in the pool are: 1 is full.", "model", "pool"),
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (c *liveCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.inflight, c.waiting, c.running, c.kv, c.stale, c.score, c.scorer, c.replicas} {
+	for _, d := range []*prometheus.Desc{c.inflight, c.waiting, c.running, c.kv, c.stale, c.score, c.scorer, c.replicas, c.depth, c.saturation} {
 		ch <- d
 	}
 }
@@ -53,7 +58,10 @@ func (c *liveCollector) Collect(ch chan<- prometheus.Metric) {
 	at := now()
 	for _, r := range c.fleet.Replicas() {
 		var s schedule.Replica
-		r.Fill(&s, at)
+		r.Fill(&s, at, 0, 0)
+		if s.Waiting.Known() {
+			s.Waiting = r.Stats().Waiting // as scraped, not as estimated
+		}
 		gauge(c.inflight, float64(s.Inflight), r.ID)
 		for _, v := range []struct {
 			desc  *prometheus.Desc
@@ -69,6 +77,9 @@ func (c *liveCollector) Collect(ch chan<- prometheus.Metric) {
 		}
 		gauge(c.stale, stale, r.ID)
 	}
+	for _, d := range c.gate.Depths() {
+		gauge(c.depth, float64(d.Requests), d.Band, d.Model)
+	}
 	app := Current()
 	if app == nil {
 		return
@@ -82,6 +93,9 @@ func (c *liveCollector) Collect(ch chan<- prometheus.Metric) {
 		}
 		for _, s := range states {
 			gauge(c.replicas, float64(counts[s]), m.Name, s.String())
+		}
+		for pool, v := range admit.Saturations(m, at) {
+			gauge(c.saturation, v, m.Name, pool)
 		}
 		for _, v := range app.runtime.Explain(m, "", "", 0, 0).Candidates {
 			if len(v.Scores) == 0 {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/llmgw/llmgw/modules/internal/admit"
 	"github.com/llmgw/llmgw/modules/internal/exchange"
 	"github.com/llmgw/llmgw/modules/internal/fleet"
 )
@@ -29,6 +30,8 @@ type metrics struct {
 	retries   *prometheus.CounterVec
 	fallbacks *prometheus.CounterVec
 	bodies    prometheus.GaugeFunc
+	waits     *prometheus.HistogramVec
+	rejected  *prometheus.CounterVec
 	live      *liveCollector
 
 	models sync.Map // model name -> *modelMetrics
@@ -55,7 +58,7 @@ var (
 	overheadBuckets = []float64{.00005, .0001, .0002, .0005, .001, .002, .005, .01, .05}
 )
 
-func newMetrics(f *fleet.Fleet, budget *exchange.Budget) *metrics {
+func newMetrics(f *fleet.Fleet, budget *exchange.Budget, gate *admit.Gate) *metrics {
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "llmgw_" + name, Help: help}, labels)
 	}
@@ -79,13 +82,18 @@ func newMetrics(f *fleet.Fleet, budget *exchange.Budget) *metrics {
 		bodies: prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "llmgw_body_bytes", Help: "Bytes of request bodies that are held now.",
 		}, func() float64 { return float64(budget.Used()) }),
-		live: newLiveCollector(f),
+		waits: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "llmgw_admission_wait_seconds", Buckets: secondsBuckets,
+			Help: "How long requests that waited for their turn did, by band.",
+		}, []string{"band"}),
+		rejected: counter("admission_rejected_total", "Requests that were not let through, by band and reason.", "band", "reason"),
+		live:     newLiveCollector(f, gate),
 	}
 }
 
 func (m *metrics) collectors() []prometheus.Collector {
 	return []prometheus.Collector{
-		m.requests, m.outcomes, m.duration, m.ttft, m.tpot, m.tokens, m.overhead, m.failures, m.retries, m.fallbacks, m.bodies, m.live,
+		m.requests, m.outcomes, m.duration, m.ttft, m.tpot, m.tokens, m.overhead, m.failures, m.retries, m.fallbacks, m.bodies, m.waits, m.rejected, m.live,
 	}
 }
 
@@ -174,6 +182,16 @@ func (m *metrics) picked(x *exchange.Exchange, failure string) {
 	if failure != "" {
 		m.failures.WithLabelValues(m.model(x.ModelName()).name, failure).Inc()
 	}
+}
+
+// waited counts a request that has waited for its turn. It is for the gate.
+func (m *metrics) waited(_, band string, d time.Duration) {
+	m.waits.WithLabelValues(band).Observe(d.Seconds())
+}
+
+// notAdmitted counts a request that was not let through. It is for the gate.
+func (m *metrics) notAdmitted(_, band string, reason admit.Reason) {
+	m.rejected.WithLabelValues(band, string(reason)).Inc()
 }
 
 // Completion returns the output tokens of a result: the engine's count, else

@@ -9,7 +9,7 @@ import (
 // first token of a long prompt.
 func TestLongPromptsPass(t *testing.T) {
 	const prompt = 70 * time.Second
-	m, err := new(App).modelDefaults(nil, nil)
+	m, err := new(App).modelDefaults(new(Model))
 	if err != nil {
 		t.Fatal(err)
 	}

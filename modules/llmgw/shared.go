@@ -6,6 +6,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap/exp/zapslog"
 
+	"github.com/llmgw/llmgw/modules/internal/admit"
 	"github.com/llmgw/llmgw/modules/internal/exchange"
 	"github.com/llmgw/llmgw/modules/internal/fleet"
 	"github.com/llmgw/llmgw/modules/internal/scrape"
@@ -21,6 +22,7 @@ type shared struct {
 	scraper *scrape.Manager
 	budget  *exchange.Budget
 	retry   *exchange.RetryBudget
+	gate    *admit.Gate
 	metrics *metrics
 }
 
@@ -34,8 +36,10 @@ const sharedKey = "llmgw"
 // called as often.
 func holdShared() (*shared, error) {
 	v, _, err := pool.LoadOrNew(sharedKey, func() (caddy.Destructor, error) {
-		f, b := fleet.New(now), exchange.NewBudget(bodyBudget)
-		return &shared{fleet: f, budget: b, retry: exchange.NewRetryBudget(), scraper: scrape.New(logger, now), metrics: newMetrics(f, b)}, nil
+		f, b, g := fleet.New(now), exchange.NewBudget(bodyBudget), admit.NewGate(now)
+		m := newMetrics(f, b, g)
+		g.Waited, g.Refused = m.waited, m.notAdmitted
+		return &shared{fleet: f, budget: b, gate: g, retry: exchange.NewRetryBudget(), scraper: scrape.New(logger, now), metrics: m}, nil
 	})
 	if err != nil {
 		return nil, err

@@ -60,9 +60,22 @@ type Key struct {
 	// The routing profiles that it may choose by x-llmgw-profile.
 	Profiles []string `json:"profiles,omitempty"`
 
+	// The band of its requests. Default: silver
+	Band string `json:"band,omitempty"`
+
+	// How much of its band it gets beside other keys, from 0.01 to 100: in each of
+	// the band's turns so many times as many tokens. Default: 1
+	Weight float64 `json:"weight,omitempty"`
+
 	// Lets it pin a replica (x-llmgw-replica) and choose any routing profile.
 	Debug bool `json:"debug,omitempty"`
 }
+
+// The bounds of a key's weight.
+const (
+	minWeight = 0.01
+	maxWeight = 100
+)
 
 // CaddyModule returns the Caddy module information.
 func (*Handler) CaddyModule() caddy.ModuleInfo {
@@ -96,13 +109,19 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 				return fmt.Errorf("key %q: %w", k.Name, app.NoProfile(profile))
 			}
 		}
+		if k.Band != "" && !app.HasBand(k.Band) {
+			return fmt.Errorf("key %q: %w", k.Name, app.ErrNoBand(k.Band))
+		}
+		if k.Weight != 0 && !(k.Weight >= minWeight && k.Weight <= maxWeight) {
+			return fmt.Errorf("key %q: weight %v: must be from %v to %v", k.Name, k.Weight, minWeight, maxWeight)
+		}
 		// An unknown placeholder must not become a key that reads like one.
 		secret, err := repl.ReplaceOrErr(k.Key, false, true)
 		if err != nil {
 			return fmt.Errorf("key %q: a placeholder in it is unknown", k.Name)
 		}
 		key, err := tenant.NewKey(tenant.Key{
-			Name: k.Name, Models: k.Models, Profile: k.Routing, Profiles: k.Profiles, Debug: k.Debug,
+			Name: k.Name, Models: k.Models, Profile: k.Routing, Profiles: k.Profiles, Debug: k.Debug, Band: k.Band, Weight: k.Weight,
 		}, secret)
 		if err != nil {
 			return fmt.Errorf("key %q: %w", k.Name, err)
@@ -158,75 +177,6 @@ func presented(h http.Header) string {
 		}
 	}
 	return exchange.SubprotocolKey(h)
-}
-
-// UnmarshalCaddyfile reads the handler's directive:
-//
-//	llm_keys {
-//		key <key> [{
-//			name <name>
-//			models <model...>
-//			routing <profile>
-//			profiles <profile...>
-//			debug
-//		}]
-//	}
-func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
-	d.Next() // llm_keys
-	if d.NextArg() {
-		return d.ArgErr()
-	}
-	for d.NextBlock(0) {
-		if d.Val() != "key" {
-			return d.Errf("unknown llm_keys option %q", d.Val())
-		}
-		var k Key
-		if !d.AllArgs(&k.Key) {
-			return d.ArgErr()
-		}
-		if k.Key == "" {
-			return d.Err("the key is empty: is the environment variable that it comes from set?")
-		}
-		for nesting := d.Nesting(); d.NextBlock(nesting); {
-			if err := k.option(d); err != nil {
-				return err
-			}
-		}
-		h.Keys = append(h.Keys, k)
-	}
-	return nil
-}
-
-func (k *Key) option(d *caddyfile.Dispenser) error {
-	one := func(into *string) error {
-		if !d.AllArgs(into) {
-			return d.ArgErr()
-		}
-		return nil
-	}
-	some := func(into *[]string) error {
-		if *into = append(*into, d.RemainingArgs()...); len(*into) == 0 {
-			return d.ArgErr()
-		}
-		return nil
-	}
-	switch d.Val() {
-	case "name":
-		return one(&k.Name)
-	case "models":
-		return some(&k.Models)
-	case "routing":
-		return one(&k.Routing)
-	case "profiles":
-		return some(&k.Profiles)
-	case "debug":
-		k.Debug = true
-		if d.NextArg() {
-			return d.ArgErr()
-		}
-		return nil
-	}
-	return d.Errf("unknown key option %q", d.Val())
 }
 
 // Interface guards.

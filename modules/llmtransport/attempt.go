@@ -41,9 +41,14 @@ func (a *attempt) send(t *Transport, r *http.Request) (*http.Response, error) {
 	}
 	ctx, cancel := context.WithCancelCause(r.Context())
 	a.x.Watch(&a.watch, at, cancel)
-	inner := t.byTLS[catalog.TLS{}]
-	if e := a.x.Endpoint(); e != nil && t.byTLS[e.TLS] != nil {
-		inner = t.byTLS[e.TLS]
+	var settings catalog.TLS
+	if e := a.x.Endpoint(); e != nil {
+		settings = e.TLS
+	}
+	inner, err := t.over(settings)
+	if err != nil {
+		cancel(nil)
+		return nil, unconnected{err}
 	}
 	var stage atomic.Int32
 	traced := httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{

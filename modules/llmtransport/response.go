@@ -125,9 +125,10 @@ func setHeaders(x *exchange.Exchange, res *http.Response) {
 	if x.Answer != nil {
 		h = x.Answer
 	}
-	// Requests go on at once, and there is no tree of prefixes to decide by. One
-	// array for all values: each on its own would be an allocation.
-	values := []string{e.Replica.ID, e.Pool, e.Served(x.Serving()), "0", "no_tree"}
+	queued := strconv.FormatInt(x.Queued().Milliseconds(), 10)
+	// There is no tree of prefixes to decide by. One array for all values: each on
+	// its own would be an allocation.
+	values := []string{e.Replica.ID, e.Pool, e.Served(x.Serving()), queued, "no_tree"}
 	for i, name := range ownHeaders {
 		h[name] = values[i : i+1 : i+1]
 	}

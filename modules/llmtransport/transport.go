@@ -4,13 +4,8 @@
 package llmtransport
 
 import (
-	"context"
-	"errors"
-	"fmt"
-	"io"
 	"net/http"
-	"strings"
-	"syscall"
+	"sync"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -37,6 +32,10 @@ type Transport struct {
 	// byTLS holds one of Caddy's transports per set of TLS settings in the
 	// config: the one without any under the zero key.
 	byTLS map[catalog.TLS]*reverseproxy.HTTPTransport
+
+	mu             sync.Mutex // guards byTLS
+	ctx            caddy.Context
+	connectTimeout time.Duration
 }
 
 // CaddyModule returns the Caddy module information.
@@ -62,32 +61,44 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 		return err
 	}
 	t.fast = &h1.Transport{DialTimeout: app.ConnectTimeout(), IdleTimeout: idleConnTimeout, MaxIdlePerHost: maxIdlePerHost}
+	t.ctx, t.connectTimeout = ctx, app.ConnectTimeout()
 	t.byTLS = make(map[catalog.TLS]*reverseproxy.HTTPTransport)
 	for _, settings := range append(app.TLSSettings(), catalog.TLS{}) {
-		if t.byTLS[settings] != nil {
-			continue
-		}
-		off := false
-		inner := &reverseproxy.HTTPTransport{
-			DialTimeout: caddy.Duration(app.ConnectTimeout()),
-			Compression: &off,
-			KeepAlive: &reverseproxy.KeepAlive{
-				IdleConnTimeout:     caddy.Duration(idleConnTimeout),
-				MaxIdleConnsPerHost: maxIdlePerHost,
-			},
-		}
-		if err := inner.Provision(ctx); err != nil {
+		if _, err := t.over(settings); err != nil {
 			return err
 		}
-		config, err := llmgw.TLSConfig(settings)
-		if err != nil {
-			return err
-		}
-		inner.Transport.TLSClientConfig = config
-		inner.Transport.TLSHandshakeTimeout = app.ConnectTimeout()
-		t.byTLS[settings] = inner
 	}
 	return nil
+}
+
+// over returns the transport for these TLS settings. Those that the config lacks are a
+// later one's, to whose replicas a request may go that has waited.
+func (t *Transport) over(settings catalog.TLS) (*reverseproxy.HTTPTransport, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if inner := t.byTLS[settings]; inner != nil {
+		return inner, nil
+	}
+	off := false
+	inner := &reverseproxy.HTTPTransport{
+		DialTimeout: caddy.Duration(t.connectTimeout),
+		Compression: &off,
+		KeepAlive: &reverseproxy.KeepAlive{
+			IdleConnTimeout:     caddy.Duration(idleConnTimeout),
+			MaxIdleConnsPerHost: maxIdlePerHost,
+		},
+	}
+	if err := inner.Provision(t.ctx); err != nil {
+		return nil, err
+	}
+	config, err := llmgw.TLSConfig(settings)
+	if err != nil {
+		return nil, err
+	}
+	inner.Transport.TLSClientConfig = config
+	inner.Transport.TLSHandshakeTimeout = t.connectTimeout
+	t.byTLS[settings] = inner
+	return inner, nil
 }
 
 // Cleanup closes idle connections.
@@ -95,6 +106,8 @@ func (t *Transport) Cleanup() error {
 	if t.fast != nil {
 		t.fast.CloseIdleConnections()
 	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	for _, h := range t.byTLS {
 		if err := h.Cleanup(); err != nil {
 			return err
@@ -109,7 +122,11 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	x := llmgw.Exchange(r.Context())
 	if x == nil {
 		// A static upstream, picked by lb_policy: there is nothing to watch for.
-		return t.byTLS[catalog.TLS{}].RoundTrip(r)
+		inner, err := t.over(catalog.TLS{})
+		if err != nil {
+			return nil, err
+		}
+		return inner.RoundTrip(r)
 	}
 	// Header operations of a hand-written route, if there are any, make Caddy copy
 	// the client's headers anew for each attempt, so this comes last.
@@ -130,92 +147,6 @@ func (t *Transport) attempt(x *exchange.Exchange, r *http.Request) (res *http.Re
 		return failed(r.Context(), x, a.watch.Cause(), err)
 	}
 	return a.answered(res)
-}
-
-// failed notes what a round trip without an answer means; limit is the time
-// limit that ended it, or nil.
-func failed(ctx context.Context, x *exchange.Exchange, limit, err error) (_ *http.Response, retry bool, _ error) {
-	if ctx.Err() != nil {
-		x.Finish(exchange.OutcomeCancelled)
-		return nil, false, context.Canceled
-	}
-	switch {
-	case limit != nil:
-		retry = x.GaveUp(limit)
-	case isShortage(err):
-		x.Fail(exchange.FailWith(exchange.ErrBusy, err, "the gateway has no connection to spare: try again in a moment"))
-	case isOwn(err):
-		x.Fail(fmt.Errorf("%w: %w", exchange.ErrInternal, err))
-	case isDial(err):
-		retry = x.ConnectFailed(err, !isLate(err))
-	case isRefusal(err):
-		// It had been sent before: the replica died with it.
-		x.Unreachable(err)
-		retry = x.BrokeOff(err, true)
-	case isStale(err):
-		retry = x.Stale(err)
-	default:
-		retry = x.BrokeOff(err, isBreak(err))
-	}
-	// Caddy must not take it for a DialError, whatever it was.
-	return nil, retry, fmt.Errorf("%w: %v", exchange.ErrReplica, err) //nolint:errorlint // its kind is what is hidden
-}
-
-// isShortage reports whether this machine, not the replica, is the reason.
-func isShortage(err error) bool {
-	for _, errno := range []syscall.Errno{syscall.EMFILE, syscall.ENFILE, syscall.EADDRNOTAVAIL, syscall.ENOBUFS, syscall.ENOMEM} {
-		if errors.Is(err, errno) {
-			return true
-		}
-	}
-	return false
-}
-
-// isOwn reports whether the request was not fit to be sent, which no replica is
-// to blame for.
-func isOwn(err error) bool {
-	if _, ok := errors.AsType[unfitError](err); ok {
-		return true
-	}
-	fast, ok := errors.AsType[*h1.Error](err)
-	return ok && (fast.Op == h1.OpRequest || fast.Op == h1.OpBody)
-}
-
-// isBreak reports whether the connection ended without a byte of an answer.
-func isBreak(err error) bool {
-	if fast, ok := errors.AsType[*h1.Error](err); ok {
-		return fast.Sent && !fast.Answered
-	}
-	return errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) ||
-		strings.Contains(err.Error(), "server closed idle connection") // net/http has no name for it
-}
-
-// isStale reports whether the request met a kept connection that was closed.
-func isStale(err error) bool {
-	fast, ok := errors.AsType[*h1.Error](err)
-	return ok && fast.Stale
-}
-
-// isRefusal reports whether a request that was to be sent anew found no
-// connection.
-func isRefusal(err error) bool {
-	fast, ok := errors.AsType[*h1.Error](err)
-	return ok && fast.Op == h1.OpDial && fast.Sent
-}
-
-// isLate reports whether it was this process that was too slow to connect.
-func isLate(err error) bool {
-	fast, ok := errors.AsType[*h1.Error](err)
-	return ok && fast.Late
-}
-
-// isDial reports whether no connection was made, so that nothing was sent.
-func isDial(err error) bool {
-	if fast, ok := errors.AsType[*h1.Error](err); ok {
-		return fast.Op == h1.OpDial && !fast.Sent
-	}
-	_, ok := errors.AsType[unconnected](err)
-	return ok
 }
 
 // UnmarshalCaddyfile takes no options:

@@ -94,12 +94,15 @@ type Replica struct {
 	// the scrape before it, until they are too old and become Unknown.
 	Stale bool
 
-	// Waiting and Running are requests in the engine, as last scraped.
+	// Waiting is how many requests wait in the engine, as last scraped and moved on
+	// by what llmgw has sent and got back since; Running is how many it runs, as last
+	// scraped.
 	Waiting, Running Gauge
 	// KVUsage is the share of KV blocks in use, 0 to 1, as last scraped.
 	KVUsage Gauge
-	// BatchCapacity is the highest Running seen while requests waited: how many
-	// it can run at once, as far as is known.
+	// BatchCapacity is how many it can run at once: what config says, or else the
+	// highest Running seen once requests waited that did not wait for memory. Unknown
+	// until then.
 	BatchCapacity Gauge
 	// DrainRate is how many requests a second it completed over the last 30 s
 	// as llmgw saw it; Unknown if it completed none.

@@ -36,6 +36,10 @@ type Endpoint struct {
 	Pool     string
 	Priority int
 	Weight   float64
+	// Slots is how many requests the engine can run at once; 0 lets llmgw learn it.
+	Slots int
+	// Schedules says that the engine goes by the priority field of a request.
+	Schedules bool
 	// ServedModel is the name that the engine knows the model by; "" is the
 	// model's own name.
 	ServedModel string
@@ -73,6 +77,24 @@ type Reliability struct {
 	FirstToken, IdleToken, Total time.Duration
 }
 
+// Admission is when a model's requests wait, and for how long.
+type Admission struct {
+	// KVReserve is the share of the KV cache that is left free when requests are
+	// let through by their tokens, in [0, 1).
+	KVReserve float64
+	// P90 takes the fullest but a tenth of the replicas for how full all are,
+	// instead of the mean.
+	P90 bool
+	// QueueTTL is how long a request may wait at most.
+	QueueTTL time.Duration
+	// MaxQueued and MaxQueuedBytes bound the requests that wait, and their bodies.
+	MaxQueued      int
+	MaxQueuedBytes int64
+	// ReplicaWait is how long a request waits for a replica while there is none; 0
+	// refuses it at once.
+	ReplicaWait time.Duration
+}
+
 // Model is a logical model. Immutable but for its sequence.
 type Model struct {
 	// Name is the logical name, Aliases are other names for it.
@@ -90,6 +112,8 @@ type Model struct {
 	SessionLoad   float64
 	// TargetWaiting and KVCeiling are what fills a replica.
 	TargetWaiting, KVCeiling float64
+	// Admission is when its requests wait.
+	Admission Admission
 	// Reliability is what happens when a replica fails.
 	Reliability Reliability
 	// Endpoints serve it.

@@ -234,7 +234,7 @@ func sizeText(n int64) string {
 // returns false, and the exchange keeps why, if that cannot be done.
 func (x *Exchange) Direct(r *http.Request) bool {
 	x.mu.Lock()
-	e, body := x.endpoint, x.body
+	e, body, lease := x.endpoint, x.body, x.lease
 	again := e != nil && x.resends() && (e.Replica.URL.Scheme != "http" || !x.elsewhere())
 	x.mu.Unlock()
 	if e == nil || body == nil && x.Route.Kind != KindUpgrade {
@@ -256,10 +256,11 @@ func (x *Exchange) Direct(r *http.Request) bool {
 	// Engines read no query, but some clients put their key there.
 	r.URL.RawQuery = ""
 	var room [openai.MaxEdits]openai.Edit
-	edits := x.Fields.Edits(room[:0], body, openai.Rewrite{
-		Model:       e.Served(x.serving),
-		InjectUsage: x.injects,
-	})
+	rewrite := openai.Rewrite{Model: e.Served(x.serving), InjectUsage: x.injects}
+	if e.Schedules {
+		rewrite.Priority = lease.EnginePriority()
+	}
+	edits := x.Fields.Edits(room[:0], body, rewrite)
 	spliced, err := openai.Splice(body, edits)
 	if err != nil {
 		x.Fail(fmt.Errorf("%w: %w", ErrInternal, err))

@@ -175,7 +175,7 @@ func TestOnlyCompleteAnswersCountForTheDrainRate(t *testing.T) {
 		x.Finish(outcome)
 		x.End()
 		var c schedule.Replica
-		r.Fill(&c, w.Now().Add(time.Second))
+		r.Fill(&c, w.Now().Add(time.Second), 0, 0)
 		if c.DrainRate.Known() != (outcome == OutcomeOK) {
 			t.Errorf("%s: drain rate %v", outcome, c.DrainRate)
 		}
@@ -186,7 +186,7 @@ func TestOnlyCompleteAnswersCountForTheDrainRate(t *testing.T) {
 	x.Finish(OutcomeOK)
 	x.End()
 	var c schedule.Replica
-	w.fleet.Replicas()[0].Fill(&c, w.Now().Add(time.Second))
+	w.fleet.Replicas()[0].Fill(&c, w.Now().Add(time.Second), 0, 0)
 	if c.DrainRate.Known() {
 		t.Errorf("drain rate %v", c.DrainRate)
 	}

@@ -25,6 +25,14 @@ var (
 	ErrUnavailable = errors.New("no replica available")
 	// ErrFull is a model all of whose replicas have as much as they take.
 	ErrFull = errors.New("all replicas are full")
+	// ErrQueueFull, ErrQueueTimeout, ErrDeadline and ErrDisplaced are requests that
+	// could not wait for their turn, or not any longer.
+	ErrQueueFull    = errors.New("queue full")
+	ErrQueueTimeout = errors.New("waited too long")
+	ErrDeadline     = errors.New("would wait too long")
+	ErrDisplaced    = errors.New("displaced")
+	// ErrTokens is a request that no replica has room for, however idle.
+	ErrTokens = errors.New("too many tokens")
 	// ErrReplica is a replica that could not be reached or did not answer.
 	ErrReplica = errors.New("replica failed")
 	// ErrTimeout is a replica that took too long.
@@ -59,6 +67,11 @@ var classes = []struct {
 	{ErrBusy, "busy", http.StatusServiceUnavailable, "", "gateway_busy", time.Second},
 	{ErrUnavailable, "no_replica", http.StatusServiceUnavailable, "", "no_replica_available", retryUnavailable},
 	{ErrFull, "full", http.StatusServiceUnavailable, "", "replicas_full", time.Second},
+	{ErrQueueFull, "queue_full", http.StatusServiceUnavailable, "", "queue_full", time.Second},
+	{ErrQueueTimeout, "queue_timeout", http.StatusGatewayTimeout, "", "queue_timeout", time.Second},
+	{ErrDeadline, "deadline", http.StatusTooManyRequests, "", "deadline", time.Second},
+	{ErrDisplaced, "displaced", http.StatusServiceUnavailable, "", "displaced", time.Second},
+	{ErrTokens, "too_many_tokens", http.StatusBadRequest, "", "context_length_exceeded", 0},
 	{ErrReplica, "replica_failed", http.StatusBadGateway, "", "replica_failed", time.Second},
 	{ErrTimeout, "timeout", http.StatusGatewayTimeout, "", "replica_timeout", 0},
 	{ErrDenied, "denied", http.StatusUnauthorized, "", "invalid_api_key", 0},
@@ -89,6 +102,24 @@ func FailWith(class, cause error, format string, args ...any) error {
 // clientError is the part of a failure that its client may read.
 type clientError struct{ error }
 
+// retryError is a failure whose client is told when to come back.
+type retryError struct {
+	error
+	after time.Duration
+}
+
+// Unwrap returns the failure.
+func (e *retryError) Unwrap() error { return e.error }
+
+// retryIn makes the client of a failure wait so long in the place of what its class
+// says; 0 leaves that.
+func retryIn(err error, after time.Duration) error {
+	if after == 0 {
+		return err
+	}
+	return &retryError{err, after}
+}
+
 // Answer returns what a client is told of a failure. An error without a class
 // is internal, and its text stays inside.
 func Answer(err error) *openai.Error {
@@ -103,7 +134,11 @@ func Answer(err error) *openai.Error {
 		if ce, ok := errors.AsType[clientError](err); ok {
 			message = ce.Error()
 		}
-		return openai.NewError(c.status, c.param, c.code, message).WithRetryAfter(c.retry)
+		retry := c.retry
+		if r, ok := errors.AsType[*retryError](err); ok {
+			retry = r.after
+		}
+		return openai.NewError(c.status, c.param, c.code, message).WithRetryAfter(retry)
 	}
 	return openai.NewError(http.StatusInternalServerError, "", "internal_error", "the gateway failed to handle the request")
 }

@@ -28,6 +28,11 @@ func TestAnswerAndLabel(t *testing.T) {
 		{ErrBusy, 503, openai.TypeServer, "", "gateway_busy", time.Second, "busy"},
 		{ErrUnavailable, 503, openai.TypeServer, "", "no_replica_available", 5 * time.Second, "no_replica"},
 		{ErrFull, 503, openai.TypeServer, "", "replicas_full", time.Second, "full"},
+		{ErrQueueFull, 503, openai.TypeServer, "", "queue_full", time.Second, "queue_full"},
+		{ErrQueueTimeout, 504, openai.TypeServer, "", "queue_timeout", time.Second, "queue_timeout"},
+		{ErrDeadline, 429, openai.TypeRateLimit, "", "deadline", time.Second, "deadline"},
+		{ErrDisplaced, 503, openai.TypeServer, "", "displaced", time.Second, "displaced"},
+		{ErrTokens, 400, openai.TypeInvalidRequest, "", "context_length_exceeded", 0, "too_many_tokens"},
 		{ErrReplica, 502, openai.TypeServer, "", "replica_failed", time.Second, "replica_failed"},
 		{ErrTimeout, 504, openai.TypeServer, "", "replica_timeout", 0, "timeout"},
 		{ErrDenied, 401, openai.TypeAuthentication, "", "invalid_api_key", 0, "denied"},
@@ -59,8 +64,8 @@ func TestAnswerAndLabel(t *testing.T) {
 			}
 		})
 	}
-	if len(classes) != 13 {
-		t.Errorf("%d classes, 13 in this table", len(classes))
+	if len(classes) != 18 {
+		t.Errorf("%d classes, 18 in this table", len(classes))
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/llmgw/llmgw/modules/internal/admit"
 	"github.com/llmgw/llmgw/modules/internal/catalog"
 	"github.com/llmgw/llmgw/modules/internal/fleet"
 	"github.com/llmgw/llmgw/modules/internal/openai"
@@ -60,6 +61,7 @@ type Exchange struct {
 
 	retries bool // a retry was taken from the budget, and no replica picked for it yet
 
+	class   Class
 	serving *catalog.Model // the one whose replicas are tried: Model, or a fallback
 	tries   int            // how many of them were picked
 	passed  int            // how many of Model's fallbacks were taken or passed over
@@ -72,6 +74,9 @@ type Exchange struct {
 	last     *catalog.Endpoint
 	pool     string
 	slot     fleet.Slot
+	lease    *admit.Lease
+	waited   time.Duration // before others than the one of the lease
+	band     string        // as the gate has it, once it was asked
 	attempts int
 	tried    []*fleet.Replica
 	err      error
@@ -248,6 +253,7 @@ func (x *Exchange) End() {
 	x.ended = true
 	replica := x.slotReplica()
 	x.slot.Release()
+	x.lease.Release(x.output())
 	x.rt.Budget.Give(x.held)
 	x.held, x.body = 0, nil
 	if replica != nil && x.result.Outcome == OutcomeOK {
@@ -260,6 +266,18 @@ func (x *Exchange) End() {
 	if x.holds {
 		x.rt.Release()
 	}
+}
+
+// output returns how many tokens came, below 0 if the engine did not do the work: what
+// it refuses or fails at says nothing of how long work takes. It needs mu.
+func (x *Exchange) output() int64 {
+	switch {
+	case x.result.Outcome != OutcomeOK && x.result.Events == 0:
+		return -1
+	case x.result.UsageKnown:
+		return x.result.Usage.Completion
+	}
+	return int64(x.result.Events)
 }
 
 func (x *Exchange) slotReplica() *fleet.Replica {
@@ -316,12 +334,12 @@ func (x *Exchange) ModelName() string {
 }
 
 // Overhead returns the gateway's own time until the request was handed to its
-// first replica, the waiting for the client's body left out.
+// first replica, the waiting for the client's body and in the queue left out.
 func (x *Exchange) Overhead() time.Duration {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.result.Sent.IsZero() {
 		return 0
 	}
-	return x.result.Sent.Sub(x.Start) - x.readTime
+	return x.result.Sent.Sub(x.Start) - x.readTime - x.queued()
 }

@@ -1,6 +1,7 @@
 package exchange
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -9,12 +10,16 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 
+	"github.com/llmgw/llmgw/modules/internal/admit"
 	"github.com/llmgw/llmgw/modules/internal/catalog"
 	"github.com/llmgw/llmgw/modules/internal/fleet"
 	"github.com/llmgw/llmgw/modules/internal/openai"
 	"github.com/llmgw/llmgw/modules/internal/pipeline"
 	"github.com/llmgw/llmgw/modules/schedule"
 )
+
+// bytesPerToken is the usual estimate for English text.
+const bytesPerToken = 4
 
 // defaultOutput is the number of output tokens that is expected of a request
 // that sets no limit.
@@ -106,11 +111,11 @@ func (x *Exchange) pickServing() (*catalog.Endpoint, error) {
 	}
 	d := pipeline.NewDecision()
 	defer d.Free()
-	req := x.rt.request(m, m.Next(), x.session(), x.Fields.PromptBytes, OutputTokens(&x.Fields))
+	req := x.rt.request(m, m.Next(), x.session(), x.Fields.PromptBytes, x.outputTokens())
 	profile := x.profile()
-	tokens := int64(req.PromptTokens + req.OutputTokens)
+	tokens := cmp.Or(x.lease.Tokens(), int64(req.PromptTokens+req.OutputTokens))
 	for conflicts := 0; ; conflicts++ {
-		x.rt.snapshot(d, m, &req, x.tried)
+		x.rt.snapshot(d, m, &req, x.tried, x.lease)
 		if !x.pinned(d) && !d.Decide(profile, &req) {
 			return nil, x.exhausted(d)
 		}
@@ -125,6 +130,8 @@ func (x *Exchange) pickServing() (*catalog.Endpoint, error) {
 			continue
 		}
 		x.slot, x.endpoint, x.last, x.pool = slot, e, e, e.Pool
+		x.slot.Sequences(x.lease.Sequences())
+		x.lease.Placed()
 		x.attempts++
 		x.tries++
 		x.err = nil
@@ -220,12 +227,21 @@ func OutputTokens(f *openai.Fields) int {
 	return int(min(n, 1<<24))
 }
 
+func (x *Exchange) outputTokens() int {
+	if x.Route.Work != WorkGenerate {
+		return 0
+	}
+	return OutputTokens(&x.Fields)
+}
+
+// PromptTokens estimates the tokens of a request's prompt.
+func PromptTokens(f *openai.Fields) int { return f.PromptBytes / bytesPerToken }
+
 // request builds what the scheduler knows of a request for a model.
 func (rt *Runtime) request(m *catalog.Model, sequence uint64, session string, promptBytes, output int) schedule.Request {
 	req := schedule.Request{
 		Model: m.Name, SessionLoad: m.SessionLoad,
-		// Four bytes a token is the usual estimate for English text.
-		PromptTokens: promptBytes / 4, OutputTokens: output,
+		PromptTokens: promptBytes / bytesPerToken, OutputTokens: output,
 		TargetWaiting: m.TargetWaiting, KVCeiling: m.KVCeiling,
 		Now: rt.Now(), Random: rand.Uint64(), Sequence: sequence,
 	}
@@ -235,15 +251,21 @@ func (rt *Runtime) request(m *catalog.Model, sequence uint64, session string, pr
 	return req
 }
 
-// snapshot fills the decision's candidates.
-func (rt *Runtime) snapshot(d *pipeline.Decision, m *catalog.Model, req *schedule.Request, tried []*fleet.Replica) {
+// snapshot fills the decision's candidates, as they are but for what the lease has
+// reserved.
+func (rt *Runtime) snapshot(d *pipeline.Decision, m *catalog.Model, req *schedule.Request, tried []*fleet.Replica, lease *admit.Lease) {
+	reserved, sequences := lease.Reserved()
 	if cap(d.Candidates) < len(m.Endpoints) {
 		d.Candidates = make([]schedule.Replica, len(m.Endpoints))
 	}
 	d.Candidates = d.Candidates[:len(m.Endpoints)]
 	for i, e := range m.Endpoints {
 		c := &d.Candidates[i]
-		e.Replica.Fill(c, req.Now)
+		own := int64(0)
+		if e.Replica == reserved {
+			own = sequences
+		}
+		e.Replica.Fill(c, req.Now, e.Slots, own)
 		c.Pool, c.Priority, c.Weight = e.Pool, e.Priority, e.Weight
 		c.Tried = slices.Contains(tried, e.Replica)
 	}
@@ -259,7 +281,7 @@ func (rt *Runtime) Explain(m *catalog.Model, profile, session string, promptByte
 	d := pipeline.NewDecision()
 	defer d.Free()
 	req := rt.request(m, m.Upcoming(), session, promptBytes, output)
-	rt.snapshot(d, m, &req, nil)
+	rt.snapshot(d, m, &req, nil, nil)
 	d.Decide(p, &req)
 	return d.Explain(p)
 }

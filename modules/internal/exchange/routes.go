@@ -20,6 +20,19 @@ const (
 	KindModels
 )
 
+// Work is what a request makes an engine do.
+type Work uint8
+
+// The kinds of work.
+const (
+	// WorkGenerate puts tokens to a prompt, and holds all of them in the KV cache.
+	WorkGenerate Work = iota
+	// WorkRead reads what it is given, in one pass for each of maybe many inputs.
+	WorkRead
+	// WorkNone needs no accelerator: it never waits for others.
+	WorkNone
+)
+
 // ModelsPath is the path of the list of models; that of one model is below it.
 const ModelsPath = "/v1/models"
 
@@ -40,6 +53,8 @@ type Route struct {
 	// Events is true if its streams are of typed or named events, the last of
 	// which is known.
 	Events bool
+	// Work is what it makes an engine do.
+	Work Work
 	// Anthropic is true if its clients expect errors in Anthropic's shape.
 	Anthropic bool
 }
@@ -53,19 +68,26 @@ var routes = func() map[string]*Route {
 		{Path: "/v1/chat/completions", Usage: true},
 		{Path: "/v1/completions", Usage: true},
 		{Path: "/v1/messages", Anthropic: true, Events: true},
-		{Path: "/v1/messages/count_tokens", Anthropic: true},
+		{Path: "/v1/messages/count_tokens", Anthropic: true, Work: WorkNone},
 		{Path: "/v1/responses", Events: true},
 		{Path: "/v1/audio/transcriptions", Kind: KindForm, Events: true},
 		{Path: "/v1/audio/translations", Kind: KindForm, Events: true},
 		{Path: "/v1/realtime", Kind: KindUpgrade, Method: http.MethodGet},
 	}
-	for _, p := range []string{
-		"/v1/embeddings", "/v1/audio/speech", "/v1/images/generations",
-		"/v1/moderations", "/v1/chat/completions/render", "/v1/completions/render",
-		"/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score", "/v1/classify", "/classify",
-		"/pooling", "/v1/pooling", "/v2/embed", "/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize",
+	for work, paths := range map[Work][]string{
+		WorkGenerate: {"/v1/audio/speech", "/v1/images/generations"},
+		WorkRead: {
+			"/v1/embeddings", "/v1/moderations", "/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score",
+			"/v1/classify", "/classify", "/pooling", "/v1/pooling", "/v2/embed",
+		},
+		WorkNone: {
+			"/v1/chat/completions/render", "/v1/completions/render",
+			"/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize",
+		},
 	} {
-		list = append(list, Route{Path: p})
+		for _, p := range paths {
+			list = append(list, Route{Path: p, Work: work})
+		}
 	}
 	m := make(map[string]*Route, len(list))
 	for _, e := range list {

@@ -4,6 +4,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/llmgw/llmgw/modules/internal/admit"
 	"github.com/llmgw/llmgw/modules/internal/catalog"
 	"github.com/llmgw/llmgw/modules/internal/pipeline"
 )
@@ -21,6 +22,8 @@ type Runtime struct {
 	Retry *RetryBudget
 	// Budget bounds the bytes of all request bodies in flight.
 	Budget *Budget
+	// Gate decides when requests go; nil lets all go at once.
+	Gate *admit.Gate
 	// Hold, unless nil, keeps alive what exchanges need, until Release; it
 	// returns false, and needs no Release, if that is gone already.
 	Hold    func() bool

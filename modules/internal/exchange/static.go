@@ -32,7 +32,7 @@ func (rt *Runtime) PickStatic(m *catalog.Model, profile, session string, sequenc
 			BatchCapacity: schedule.Unknown, DrainRate: schedule.Unknown,
 		}
 		if s.Replica != nil {
-			s.Replica.Fill(&c, req.Now)
+			s.Replica.Fill(&c, req.Now, 0, 0)
 		} else {
 			c.Hash = xxhash.Sum64String(s.ID)
 		}

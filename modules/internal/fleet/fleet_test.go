@@ -175,11 +175,12 @@ func TestReplicaFillsACandidate(t *testing.T) {
 		Pool: "pool", Priority: 7, Weight: 2, Tried: true,
 		Stale: true, State: schedule.Cooling, ID: "left over",
 	}
-	r.Fill(&got, c.now())
+	r.Fill(&got, c.now(), 0, 0)
 	want := schedule.Replica{
 		ID: "https://gpu1:8000/a", Hash: got.Hash,
 		Pool: "pool", Priority: 7, Weight: 2, Tried: true,
-		Waiting: 3, Running: 8, KVUsage: 0.25, BatchCapacity: 8, DrainRate: 1,
+		// One more was sent since three waited.
+		Waiting: 4, Running: 8, KVUsage: 0.25, BatchCapacity: 8, DrainRate: 1,
 		Inflight: 1, PendingTokens: 500,
 	}
 	if got != want {

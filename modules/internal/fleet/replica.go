@@ -22,6 +22,8 @@ type Replica struct {
 	ID string
 	// URL is the base URL of its API.
 	URL *url.URL
+	// Serial tells it from all others, earlier ones at the same address too.
+	Serial uint64
 
 	// Health says whether it can be reached, Breaker whether it is let alone for
 	// a while.
@@ -31,25 +33,34 @@ type Replica struct {
 	now      func() time.Time
 	hash     uint64
 	inflight atomic.Int64
+	extra    atomic.Int64 // sequences of these beyond one for each
 	pending  atomic.Int64
 	silent   atomic.Int64 // how many of the requests have waited for long
 	progress atomic.Int64 // when it last said something to one of them, Unix ns
-	// batch is the learned batch capacity: the high-water mark of running while
-	// requests waited.
-	batch    atomic.Int64
-	draining atomic.Bool
-	full     full
-	stats    atomic.Pointer[Stats]
-	models   atomic.Pointer[[]string]
-	drain    drainRate
+	// reserved counts requests that may go to it, in the low bits, and all that
+	// ever could; reservedTokens are the tokens of the former. See Reserve.
+	reserved       atomic.Uint64
+	reservedTokens atomic.Int64
+	// batch is the learnt batch capacity; 0 if it is not known. proven is the most
+	// that it was seen to run at once, answering how many have had an answer begin.
+	batch, proven, answering atomic.Int64
+	draining                 atomic.Bool
+	full                     full
+	page                     page
+	stats                    atomic.Pointer[Stats]
+	models                   atomic.Pointer[[]string]
+	drain                    drainRate
 }
+
+// serial is the one given last.
+var serial atomic.Uint64
 
 func newReplica(base *url.URL, now func() time.Time) *Replica {
 	id := base.Host + base.Path
 	if base.Scheme != "http" {
 		id = base.Scheme + "://" + id
 	}
-	r := &Replica{ID: id, URL: base, hash: xxhash.Sum64String(id), now: now}
+	r := &Replica{ID: id, URL: base, Serial: serial.Add(1), hash: xxhash.Sum64String(id), now: now}
 	r.Health.now = now
 	return r
 }
@@ -75,24 +86,63 @@ type Stats struct {
 	NoMetrics bool
 	// Missing are required fields that the page lacks.
 	Missing []string
+	// Frozen is true if the values stand still although the gateway's own requests
+	// came or went: they do not count. It is for [Replica.SetStats] to say.
+	Frozen bool
+
+	// own and ownTokens are the sequences and tokens that the gateway had on the
+	// replica at At.
+	own, ownTokens int64
 }
 
 // maxBatch bounds the batch capacity that an engine can claim.
 const maxBatch = math.MaxInt32
 
-// SetStats stores the values of a scrape and learns the batch capacity from it.
-// Only an engine in which requests wait runs as many as it can: one that is
-// merely not asked for more must not look full at that. The caller must not
-// change s afterwards.
+// kvFull is the KV usage above which an engine may run as few requests as it does
+// for want of memory.
+const kvFull = 0.9
+
+// SetStats stores the values of a scrape and learns the batch capacity from it, the
+// most that the engine was seen to run. Only one in which requests wait runs as many as
+// it can: one that is merely not asked for more must not look full at that. What was
+// learnt while the prompts of a burst were read is too low: when the engine runs more and
+// none wait, it is unknown again. Values that are stored again, since a later scrape
+// failed, teach nothing. The caller must not change s afterwards.
 func (r *Replica) SetStats(s *Stats) {
+	if last := r.Stats(); s.Failed != "" {
+		s.own, s.ownTokens, s.Frozen = last.own, last.ownTokens, last.Frozen
+		r.stats.Store(s)
+		return
+	}
+	s.own, s.ownTokens = r.inflight.Load()+r.extra.Load(), r.pending.Load()
+	s.Frozen = r.page.frozen(s)
 	r.stats.Store(s)
-	if !s.Running.Known() || !(s.Waiting > 0) {
+	if !s.Running.Known() || s.Frozen {
 		return
 	}
 	running := int64(min(float64(s.Running), maxBatch))
+	r.prove(running)
+	switch seen := r.batch.Load(); {
+	case seen == 0 && running > 0 && s.full():
+		r.batch.Store(r.proven.Load())
+	case seen > 0 && running > seen && s.Waiting > 0:
+		r.batch.Store(running)
+	case seen > 0 && running > seen:
+		r.batch.Store(0)
+	}
+}
+
+// full reports whether the engine runs as many requests as it can. One or two of many
+// wait for its next step alone, and others for memory.
+func (s *Stats) full() bool {
+	return float64(s.Waiting) >= max(2, float64(s.Running)/8) && !(s.KVUsage > kvFull)
+}
+
+// prove notes that the engine runs so many requests at once.
+func (r *Replica) prove(running int64) {
 	for {
-		seen := r.batch.Load()
-		if running <= seen || r.batch.CompareAndSwap(seen, running) {
+		seen := r.proven.Load()
+		if running <= seen || r.proven.CompareAndSwap(seen, running) {
 			return
 		}
 	}
@@ -106,6 +156,9 @@ func (r *Replica) Stats() *Stats {
 	return &neverScraped
 }
 
+// counts reports whether the values still say how the engine is.
+func (s *Stats) counts(now time.Time) bool { return now.Sub(s.At) <= StatsMaxAge && !s.Frozen }
+
 var neverScraped = Stats{Waiting: schedule.Unknown, Running: schedule.Unknown, KVUsage: schedule.Unknown}
 
 // Restarted forgets what held for the process that ran before: statistics, the
@@ -113,7 +166,9 @@ var neverScraped = Stats{Waiting: schedule.Unknown, Running: schedule.Unknown, K
 func (r *Replica) Restarted() {
 	r.stats.Store(nil)
 	r.batch.Store(0)
+	r.proven.Store(0)
 	r.full.reset()
+	r.page.reset()
 	r.Breaker.Reset()
 }
 
@@ -190,20 +245,22 @@ func (r *Replica) state(now time.Time, inflight int64) schedule.State {
 }
 
 // Fill writes the replica's facts into a candidate, leaving Pool, Priority and
-// Weight, which are config, and Tried, which is the request's.
-func (r *Replica) Fill(c *schedule.Replica, now time.Time) {
+// Weight, which are config, and Tried, which is the request's. slots is as for
+// [Replica.Load]; own is how many sequences the request has reserved there itself.
+func (r *Replica) Fill(c *schedule.Replica, now time.Time, slots int, own int64) {
 	s := r.Stats()
 	c.ID, c.Hash = r.ID, r.hash
 	inflight := r.inflight.Load() // once: Take must see what the state was made from
 	c.State = r.state(now, inflight)
 	c.Stale = s.Failed != ""
 	c.Waiting, c.Running, c.KVUsage = s.Waiting, s.Running, s.KVUsage
-	if now.Sub(s.At) > StatsMaxAge {
+	if !s.counts(now) {
 		c.Waiting, c.Running, c.KVUsage = schedule.Unknown, schedule.Unknown, schedule.Unknown
 	}
-	c.BatchCapacity = schedule.Unknown
-	if b := r.batch.Load(); b > 0 {
-		c.BatchCapacity = schedule.Gauge(b)
+	l := r.Load(now, slots).Plus(-float64(own))
+	c.BatchCapacity = l.Slots
+	if c.Waiting.Known() {
+		c.Waiting = schedule.Gauge(l.Queued)
 	}
 	c.DrainRate = r.drain.rate(now)
 	c.Inflight = int(inflight)

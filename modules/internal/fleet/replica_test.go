@@ -15,7 +15,7 @@ import (
 
 func fill(r *Replica, at time.Time) schedule.Replica {
 	var c schedule.Replica
-	r.Fill(&c, at)
+	r.Fill(&c, at, 0, 0)
 	return c
 }
 
@@ -169,11 +169,11 @@ func TestR07_OldStatsAreUnknown(t *testing.T) {
 	if got := fill(r, c.now()); got.Waiting.Known() || got.Running.Known() || got.KVUsage.Known() || got.BatchCapacity.Known() || got.DrainRate.Known() {
 		t.Errorf("a replica that was never asked: %+v", got)
 	}
-	r.SetStats(&Stats{At: c.now(), Waiting: 1, Running: 2, KVUsage: 0.5})
+	r.SetStats(&Stats{At: c.now(), Waiting: 2, Running: 2, KVUsage: 0.5})
 	slot, _ := r.Take(0, 9)
 	defer slot.Release()
 	c.advance(StatsMaxAge)
-	if got := fill(r, c.now()); got.Waiting != 1 || got.Running != 2 || got.KVUsage != 0.5 {
+	if got := fill(r, c.now()); got.Waiting != 3 || got.Running != 2 || got.KVUsage != 0.5 {
 		t.Errorf("at 5 s: %+v", got)
 	}
 	c.advance(time.Nanosecond)
@@ -209,14 +209,20 @@ func TestBatchCapacityIsTheHighWaterMark(t *testing.T) {
 		// An engine in which nothing waits says nothing of what it could run.
 		{0, 9, schedule.Unknown},
 		{schedule.Unknown, 9, schedule.Unknown},
-		{1, 0, schedule.Unknown},
-		{1, schedule.Unknown, schedule.Unknown},
-		{1, 4, 4},
-		{0, 9, 4},
-		{3, 2, 4},
-		{1, schedule.Unknown, 4},
-		{1, 31, 31},
-		{1, 0, 31},
+		{2, 0, schedule.Unknown},
+		{2, schedule.Unknown, schedule.Unknown},
+		// A few may wait for the next step of an engine that runs many.
+		{1, 4, schedule.Unknown},
+		{7, 64, schedule.Unknown},
+		// While the prompts of a burst are read few run; many did before.
+		{5, 1, 64},
+		{0, 64, 64},
+		{0, 66, schedule.Unknown}, // it can run more than that: how many more?
+		{20, 70, 70},
+		{3, 2, 70},
+		{1, schedule.Unknown, 70},
+		{1, 81, 81},
+		{1, 0, 81},
 	} {
 		r.SetStats(&Stats{At: c.now(), Waiting: step.waiting, Running: step.running})
 		got := fill(r, c.now()).BatchCapacity
@@ -230,7 +236,7 @@ func TestBatchCapacityIsTheHighWaterMark(t *testing.T) {
 	}
 	// No claim of an engine goes beyond what a number can hold.
 	for _, absurd := range []schedule.Gauge{math.MaxFloat64, 1e19} {
-		r.SetStats(&Stats{At: c.now(), Waiting: 1, Running: absurd})
+		r.SetStats(&Stats{At: c.now(), Waiting: absurd, Running: absurd})
 		if got := fill(r, c.now()).BatchCapacity; got != math.MaxInt32 {
 			t.Errorf("after %v running: batch capacity %v", absurd, got)
 		}
@@ -345,7 +351,7 @@ func BenchmarkFill64(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		for i, r := range replicas {
-			r.Fill(&candidates[i], now)
+			r.Fill(&candidates[i], now, 0, 0)
 		}
 	}
 }

@@ -10,8 +10,10 @@ import (
 type Slot struct {
 	replica *Replica
 	tokens  int64
+	extra   int64 // sequences beyond the first
 	probe   int64 // names the one request of a half-open breaker; 0 for any other
 	silent  bool  // it counts as one to which nothing was said
+	begun   bool  // its answer has
 	roomy   bool  // it was sent although the replica had refused another: there was room again
 }
 
@@ -39,6 +41,16 @@ func (r *Replica) Take(seen int, tokens int64) (Slot, bool) {
 	return Slot{replica: r, tokens: tokens, probe: probe, roomy: r.full.roomy(r.now)}, true
 }
 
+// Sequences notes that the request is so many sequences to the engine, which runs
+// each as it would a request: the choices of a completion, or the prompts of a list.
+// To be called once at most.
+func (s *Slot) Sequences(n int64) {
+	if s.replica != nil && n > 1 {
+		s.extra = n - 1
+		s.replica.extra.Add(s.extra)
+	}
+}
+
 // Release gives the slot back. Releasing it again, or a zero Slot, does
 // nothing.
 func (s *Slot) Release() {
@@ -46,7 +58,11 @@ func (s *Slot) Release() {
 		return
 	}
 	s.heard()
+	if s.begun {
+		s.replica.answering.Add(-1)
+	}
 	s.replica.inflight.Add(-1)
+	s.replica.extra.Add(-s.extra)
 	s.replica.pending.Add(-s.tokens)
 	if s.probe != 0 {
 		s.replica.Breaker.Abandoned(s.probe)
@@ -56,11 +72,16 @@ func (s *Slot) Release() {
 
 // Alive notes the first word of the answer.
 func (s *Slot) Alive() {
-	if s.replica != nil {
-		s.heard()
-		s.replica.Progressed(s.replica.now())
-		s.replica.Breaker.Alive(s.probe)
+	if s.replica == nil {
+		return
 	}
+	s.heard()
+	if !s.begun {
+		s.begun = true
+		s.replica.prove(s.replica.answering.Add(1))
+	}
+	s.replica.Progressed(s.replica.now())
+	s.replica.Breaker.Alive(s.probe)
 }
 
 // Succeeded notes that the replica answered well, or with an error that the

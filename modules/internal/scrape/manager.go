@@ -271,7 +271,7 @@ func (w *watcher) scrape(ctx context.Context, t *Target) {
 		case errors.Is(err, errHidden):
 			w.log().Warn("replica denies the gateway its metrics page: it is routed by own counts; does the endpoint need an api_key?")
 		default:
-			w.log().Info("replica has no metrics page: it is routed by own counts")
+			w.log().Info("replica has no metrics page: it is routed by own counts; lower bands leave room there only if the endpoint has a batch_capacity")
 		}
 	case err != nil:
 		last := *r.Stats()

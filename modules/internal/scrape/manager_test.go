@@ -132,7 +132,7 @@ func TestRestartForgetsTheBatchCapacity(t *testing.T) {
 		s.after(0)
 		capacity := func() schedule.Gauge {
 			var c schedule.Replica
-			s.replica.Fill(&c, time.Now())
+			s.replica.Fill(&c, time.Now(), 0, 0)
 			return c.BatchCapacity
 		}
 		if got := capacity(); got != 4 {

@@ -21,6 +21,10 @@ type Key struct {
 	Profile string
 	// Profiles are the routing profiles that it may choose by header.
 	Profiles []string
+	// Band is the band of its requests; "" is the default one. Weight is how much of
+	// it the key gets beside others, 1 is normal, 0 is 1.
+	Band   string
+	Weight float64
 	// Debug lets it pin a replica and choose any routing profile.
 	Debug bool
 

@@ -1,0 +1,205 @@
+package admit
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/llmgw/llmgw/modules/internal/catalog"
+	"github.com/llmgw/llmgw/modules/internal/fleet"
+)
+
+// Configure makes these bands, which [CheckBands] has returned, and the models
+// that resolve knows the ones that count from now on, for what waits already as
+// well: a request keeps its place under the name of its band and of its model. One
+// whose model is gone goes to the replicas that it had, and one of a band that is
+// gone is of the default band. What no longer fits into a queue is refused.
+func (g *Gate) Configure(bands []Band, resolve func(name string) *catalog.Model) {
+	g.lock()
+	defer g.unlock()
+	g.close(true)
+	defer g.close(false)
+	now := g.now()
+	var waiting []*waiter
+	for _, q := range g.models {
+		for i := range q.bands {
+			for k := q.bands[i].list.first; k != nil; k = k.next {
+				waiting = append(waiting, k.w)
+			}
+		}
+	}
+	slices.SortFunc(waiting, func(a, b *waiter) int {
+		if a.seq < b.seq {
+			return -1
+		}
+		return 1
+	})
+	since := make(map[*set]crowded)
+	for _, w := range waiting {
+		since[w.set] = w.set.crowded
+		w.ahead = max(0, w.flow.next-w.lane.clock) // else its tenant would be the next at each reload
+	}
+	for _, w := range waiting {
+		g.dequeue(w, false)
+	}
+	if !slices.EqualFunc(g.bands, bands, equal) {
+		g.adopt(bands)
+	}
+	g.unknow() // they are of catalogs that are gone
+	maps.DeleteFunc(g.latest, func(name string, _ *set) bool { return resolve(name) == nil })
+	for _, w := range waiting {
+		if m := resolve(w.model.Name); m != nil {
+			w.model = m
+		}
+		w.band = g.band(w.name)
+		w.set = g.set(w.model, now)
+		if err := g.makeRoom(w); err != nil {
+			w.err = err
+			close(w.ready)
+			continue
+		}
+		g.enqueue(w, now)
+	}
+	for s, c := range since {
+		if s.waiting > 0 {
+			s.crowded = c
+		}
+	}
+	g.dispatch(now, g.active)
+}
+
+// equal reports whether bands are the same.
+func equal(a, b Band) bool {
+	if a.EnginePriority != nil && b.EnginePriority != nil && *a.EnginePriority == *b.EnginePriority {
+		a.EnginePriority = b.EnginePriority
+	}
+	return a == b
+}
+
+// close makes all take the lock, or no longer. It needs mu.
+func (g *Gate) close(shut bool) {
+	g.shut = shut
+	for _, s := range g.sets {
+		if f := s.front.Load(); shut {
+			f.waits.Or(isShut)
+		} else {
+			f.waits.And(^uint64(isShut))
+		}
+	}
+}
+
+// adopt replaces the bands. It needs mu, and that nothing waits.
+func (g *Gate) adopt(bands []Band) {
+	old := g.bands
+	g.bands = bands
+	g.top = bands[0]
+	g.top.Ceiling = min(g.top.Ceiling, 1) // even where its own never wait
+	for _, s := range g.sets {
+		demands, paced, ended := make([]demand, len(bands)), make([]time.Time, len(bands)), make([]drained, len(bands))
+		before, after := s.front.Load(), newFront(bands, g.shut)
+		for i, b := range bands {
+			if j := slices.IndexFunc(old, func(o Band) bool { return o.Name == b.Name }); j >= 0 {
+				demands[i], paced[i], ended[i] = s.demand[j], s.paced[j], s.drained[j]
+				after.last[i].Store(before.last[j].Load())
+			}
+		}
+		s.demand, s.paced, s.drained = demands, paced, ended
+		s.empty(len(bands))
+		s.front.Store(after)
+	}
+}
+
+// forgetAfter is how long a set without requests is remembered.
+const forgetAfter = 5 * time.Minute
+
+// maxKnown bounds the models whose sets are found without making a key; there are
+// new ones with each config, and whenever an engine lists others.
+const maxKnown = 4096
+
+// set returns the set of a model's replicas. It needs mu.
+func (g *Gate) set(m *catalog.Model, now time.Time) *set {
+	if s, ok := g.quick.Load(m); ok {
+		return s.(*set).use(now)
+	}
+	s := g.find(m, now)
+	if g.known == maxKnown {
+		g.unknow()
+	}
+	g.known++
+	g.quick.Store(m, s)
+	return s.use(now)
+}
+
+// unknow makes all sets be found by their keys. It needs mu.
+func (g *Gate) unknow() {
+	g.quick.Clear()
+	g.known = 0
+}
+
+// use notes that the set is in use.
+func (s *set) use(now time.Time) *set {
+	if at := now.Unix(); s.used.Load() != at {
+		s.used.Store(at)
+	}
+	return s
+}
+
+// find returns the set that has the model's key. It needs mu.
+func (g *Gate) find(m *catalog.Model, now time.Time) *set {
+	key := setKey(m)
+	s := g.sets[key]
+	if s == nil {
+		g.forget(now)
+		s = newSet(m, g.bands)
+		s.front.Store(newFront(g.bands, g.shut))
+		if o := g.latest[m.Name]; o != nil {
+			s.learn(o)
+		}
+		g.meet(s)
+		g.sets[key] = s
+	}
+	g.latest[m.Name] = s
+	return s
+}
+
+// forget drops the sets that nobody uses. It needs mu.
+func (g *Gate) forget(now time.Time) {
+	unused := func(s *set) bool { return s.waiting == 0 && now.Sub(time.Unix(s.used.Load(), 0)) > forgetAfter }
+	n := len(g.sets)
+	maps.DeleteFunc(g.sets, func(_ string, s *set) bool { return unused(s) })
+	if len(g.sets) == n {
+		return
+	}
+	maps.DeleteFunc(g.latest, func(_ string, s *set) bool { return unused(s) })
+	for _, s := range g.sets {
+		near := slices.DeleteFunc(slices.Clone(s.neighbours()), func(n neighbour) bool { return unused(n.set) })
+		s.near.Store(&near)
+	}
+	g.unknow()
+}
+
+// meet finds out which sets a new one has replicas in common with. It needs mu.
+func (g *Gate) meet(s *set) {
+	own := make(map[*fleet.Replica]bool, len(s.endpoints))
+	for _, e := range s.endpoints {
+		own[e.Replica] = true
+	}
+	add := func(s *set, n neighbour) {
+		near := append(slices.Clip(s.neighbours()), n)
+		s.near.Store(&near)
+	}
+	for _, o := range g.sets {
+		common := 0
+		for _, e := range o.endpoints {
+			if own[e.Replica] {
+				common++
+			}
+		}
+		if common == 0 {
+			continue
+		}
+		mine, theirs := len(s.endpoints), len(o.endpoints)
+		add(s, neighbour{o, float64(common) / float64(theirs), common == mine})
+		add(o, neighbour{s, float64(common) / float64(mine), common == theirs})
+	}
+}

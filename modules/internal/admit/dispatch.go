@@ -1,0 +1,251 @@
+package admit
+
+import (
+	"slices"
+	"time"
+)
+
+// around returns the set and those that have replicas in common with it, as far as
+// requests wait there: these are the ones that a slot of its replicas is for.
+func (s *set) around() (all []*set) {
+	if s.waiting > 0 {
+		all = append(all, s)
+	}
+	for _, n := range s.neighbours() {
+		if n.set.waiting > 0 {
+			all = append(all, n.set)
+		}
+	}
+	return all
+}
+
+// dispatch lets go what may go in these sets: the highest band first, and the sets
+// by turns within a band. It needs mu.
+func (g *Gate) dispatch(now time.Time, sets []*set) {
+	if len(sets) == 0 {
+		return
+	}
+	all := slices.Clone(sets) // those with nothing more leave the gate's list
+	var again time.Time
+	for more := true; more; {
+		went, when := g.round(all, now)
+		again, more = earlier(again, when), len(went) > 0
+		for _, s := range went { // what stood before others there is gone, or needs less left free
+			for _, o := range s.around() {
+				if !slices.Contains(all, o) {
+					all = append(all, o)
+				}
+			}
+		}
+	}
+	g.arm(now, again)
+}
+
+// round is dispatch in these sets alone, once. It returns those from which requests went
+// and that have neighbours. It needs mu.
+func (g *Gate) round(sets []*set, now time.Time) (went []*set, again time.Time) {
+	g.rounds++
+	for _, s := range sets {
+		for w := g.owed(s, now); w != nil; w = g.owed(s, now) {
+			v, reason, _ := s.mayGo(&g.top, 0, w.insists(now), w.holds, now)
+			if reason != "" || !g.grant(w, v, now) {
+				break
+			}
+			if len(s.neighbours()) > 0 {
+				went = append(went, s)
+			}
+		}
+	}
+	for band := range g.bands {
+		for more := true; more; {
+			more = false
+			for _, s := range sets {
+				from, when := g.next(s, band, now)
+				again = earlier(again, when)
+				if from == nil {
+					continue
+				}
+				more = true
+				if len(from.neighbours()) > 0 && !slices.Contains(went, from) {
+					went = append(went, from)
+				}
+			}
+		}
+	}
+	return went, again
+}
+
+// earlier returns the earlier of two times, of which zero ones do not count.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// next lets the first request of a band go, if it is its turn, or one of a higher
+// band, and returns from where. Without, it returns when to look again, if that is a
+// matter of time. It needs mu.
+func (g *Gate) next(s *set, band int, now time.Time) (from *set, again time.Time) {
+	w := s.lanes[band].head()
+	// What a higher band waits for, this one does not take: no need to look again.
+	if w == nil || s.stuck == g.rounds && g.bands[band].Ceiling < Unlimited {
+		return nil, again
+	}
+	for {
+		first, v, reason, again := g.turn(w, now)
+		if reason != "" {
+			if !s.passes(w, reason, now) {
+				s.stuck = g.rounds
+			}
+			if w.slots > 1 && w.patient(now) {
+				again = earlier(again, w.since.Add(w.patience()+1))
+			}
+			return nil, again
+		}
+		from = first.set // a grant takes it out
+		if g.grant(first, v, now) {
+			return from, again
+		}
+	}
+}
+
+// patience is as long as requests take of late.
+func (w *waiter) patience() time.Duration {
+	return time.Duration(min(w.set.held.value, longest.Seconds()) * float64(time.Second))
+}
+
+// patient reports whether a request has waited for no longer than that.
+func (w *waiter) patient(now time.Time) bool { return now.Sub(w.since) <= w.patience() }
+
+// passes reports whether lower bands go on while w waits for this reason: for a while,
+// if it is a large one, which waits for room in a KV cache or for many slots.
+func (s *set) passes(w *waiter, reason string, now time.Time) bool {
+	large := reason == WaitTokens || w.slots > 1 && (reason == WaitSaturated || reason == WaitHeadroom)
+	return large && w.patient(now)
+}
+
+// insists returns for how many free slots a request waits: for all that it takes, for a
+// while. Where higher bands have some of them all the time that never comes, and the rest
+// of its sequences wait in the engine then.
+func (w *waiter) insists(now time.Time) int64 {
+	if w.patient(now) {
+		return w.slots
+	}
+	return 1
+}
+
+// owed returns the head of a band whose turn it is although higher ones wait, or have
+// what is free left for them: its oldest has waited for too long, and enough of these
+// have gone meanwhile. It needs mu.
+func (g *Gate) owed(s *set, now time.Time) *waiter {
+	for band := len(g.bands) - 1; band > 0; band-- {
+		oldest, aging := s.ages[band].first, g.bands[band].Aging
+		if s.turns[band] >= agingShare && oldest != nil && aging > 0 && now.Sub(oldest.w.since) >= aging {
+			return s.lanes[band].head()
+		}
+	}
+	return nil
+}
+
+// turn returns who goes if w, the first of its band, wants to: itself, or one of a
+// higher band that may go by now. Otherwise it returns why neither does, and until
+// when if that is a matter of time.
+//
+// What a request of a higher band waits for, lower ones do not take, in the same
+// set or in one that has all of its replicas, unless it passes. It needs mu.
+func (g *Gate) turn(w *waiter, now time.Time) (first *waiter, v view, reason string, again time.Time) {
+	s, near := w.set, w.set.neighbours()
+	if g.bands[w.band].Ceiling < Unlimited {
+		for band := range w.band {
+			for i := -1; i < len(near); i++ {
+				o := s
+				if i >= 0 {
+					if o = near[i].set; !near[i].covers {
+						continue
+					}
+				}
+				other := o.lanes[band].head()
+				if other == nil {
+					continue
+				}
+				v, reason, again = o.mayGo(&g.bands[band], band, other.insists(now), other.holds, now)
+				switch {
+				case reason == "":
+					return other, v, "", again
+				case !o.passes(other, reason, now):
+					return nil, v, WaitTurn, again
+				}
+			}
+		}
+	}
+	v, reason, again = s.mayGo(&g.bands[w.band], w.band, w.insists(now), w.holds, now)
+	return w, v, reason, again
+}
+
+// grant lets a request through. It returns false if there is no room any more. It
+// needs mu.
+func (g *Gate) grant(w *waiter, v view, now time.Time) bool {
+	lease := w.set.lease(g, w, v, now)
+	if lease == nil {
+		return false
+	}
+	g.dequeue(w, true)
+	w.set.went(w.band, w.slots)
+	w.lease = lease
+	if g.Waited != nil {
+		g.Waited(w.model.Name, w.name, now.Sub(w.since))
+	}
+	close(w.ready)
+	return true
+}
+
+// tick is how often replicas are looked at while requests wait: scrapes, the
+// clock and other gateways change them, too.
+var tick = 50 * time.Millisecond // a variable for tests
+
+// arm sets the timer for the next look, no later than it is set for already. It
+// needs mu.
+func (g *Gate) arm(now, again time.Time) {
+	if len(g.active) == 0 {
+		return
+	}
+	due := now.Add(tick)
+	if !again.IsZero() && again.Before(due) {
+		due = again
+	}
+	if !g.due.IsZero() && !due.Before(g.due) {
+		return
+	}
+	g.due = due
+	if g.timer == nil {
+		g.timer = time.AfterFunc(due.Sub(now), g.look)
+		return
+	}
+	g.timer.Reset(due.Sub(now))
+}
+
+// look lets go what may go by now, elsewhere if there is no replica any more.
+func (g *Gate) look() {
+	g.lock()
+	defer g.unlock()
+	g.due = time.Time{}
+	now := g.now()
+	var gone []*waiter
+	for _, s := range g.active {
+		if v := s.look(now, question{}); v.ready > 0 {
+			continue
+		}
+		for i := range s.ages {
+			for k := s.ages[i].first; k != nil; k = k.next {
+				if k.w.elsewhere && now.Sub(k.w.since) >= k.w.model.Admission.ReplicaWait {
+					gone = append(gone, k.w)
+				}
+			}
+		}
+	}
+	for _, w := range gone {
+		g.displace(w, ReasonNoReplica)
+	}
+	g.dispatch(now, g.active)
+}

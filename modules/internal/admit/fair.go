@@ -1,0 +1,200 @@
+package admit
+
+import "container/heap"
+
+// lane holds the waiting requests of one band that may go to the same replicas.
+// Tenants take turns by tokens: start-time fair queueing (Goyal et al., SIGCOMM
+// 1996), in which each tenant has a clock that its tokens, divided by its weight,
+// move on, and the one whose clock is furthest behind goes next. Who comes back
+// after a pause begins where the lane is now: idling earns nothing. So neither
+// many requests nor long ones let one tenant own the band, and one request of
+// another tenant never waits for a burst. Push and pop are O(log tenants).
+type lane struct {
+	flows  map[string]*flow
+	turn   flows   // the tenants that wait, the one that goes next first
+	clock  float64 // where the request that went last began
+	n      int     // how many wait
+	tokens int64   // of all that wait
+	limit  int     // how many tenants it may remember before it forgets some
+}
+
+// flow is one tenant in a lane. It stays for as long as its clock is ahead of the
+// lane's.
+type flow struct {
+	tenant string
+	next   float64 // where its next request begins
+	list   list    // its requests by arrival
+	tokens int64   // of these
+	index  int     // in turn, -1 if it has none
+	seq    uint64  // of its oldest request: ties go by arrival
+}
+
+// push adds a request at the end of its tenant's.
+func (l *lane) push(w *waiter) {
+	if l.flows == nil {
+		l.flows = make(map[string]*flow)
+	}
+	f := l.flows[w.tenant]
+	if f == nil {
+		l.forget()
+		f = &flow{tenant: w.tenant, index: -1}
+		l.flows[w.tenant] = f
+	}
+	w.lane, w.flow = l, f
+	f.list.add(&w.inFlow)
+	l.n++
+	f.tokens += w.tokens
+	l.tokens += w.tokens
+	f.seq = f.list.first.w.seq
+	if f.index >= 0 {
+		heap.Fix(&l.turn, f.index)
+		return
+	}
+	f.next = max(f.next, l.clock+w.ahead)
+	w.ahead = 0
+	heap.Push(&l.turn, f)
+}
+
+// head returns the request that goes next, or nil.
+func (l *lane) head() *waiter {
+	if len(l.turn) == 0 {
+		return nil
+	}
+	return l.turn[0].list.first.w
+}
+
+// serve removes a request because it goes, and charges its tenant.
+func (l *lane) serve(w *waiter) {
+	f := w.flow
+	l.clock = max(l.clock, f.next)
+	f.next += float64(max(1, w.tokens)) / w.weight
+	l.remove(w)
+}
+
+// remove takes a request out.
+func (l *lane) remove(w *waiter) {
+	f := w.flow
+	f.list.remove(&w.inFlow)
+	l.n--
+	f.tokens -= w.tokens
+	l.tokens -= w.tokens
+	w.lane, w.flow = nil, nil
+	if f.list.first != nil {
+		f.seq = f.list.first.w.seq
+		heap.Fix(&l.turn, f.index)
+		return
+	}
+	heap.Remove(&l.turn, f.index)
+	switch {
+	case len(l.turn) == 0: // nobody is behind anybody
+		clear(l.flows)
+		l.clock, l.limit = 0, 0
+	case f.next <= l.clock:
+		delete(l.flows, f.tenant)
+	}
+}
+
+const (
+	// minIdle is how many tenants without a request a lane remembers before it
+	// looks for those that it may forget.
+	minIdle = 1024
+	// maxIdle is how many it remembers at most. With names that clients make up
+	// there is no end of them, and the clock stands still while each is new.
+	maxIdle = 1 << 16
+)
+
+// forget drops tenants that the lane's clock has caught up with, or all without a
+// request if there are too many. It looks at all of them, so seldom that it costs
+// each new one next to nothing.
+func (l *lane) forget() {
+	if len(l.flows) < max(l.limit, minIdle) {
+		return
+	}
+	many := len(l.flows)-len(l.turn) >= maxIdle
+	for tenant, f := range l.flows {
+		if f.index < 0 && (many || f.next <= l.clock) {
+			delete(l.flows, tenant)
+		}
+	}
+	l.limit = min(2*len(l.flows), len(l.turn)+maxIdle)
+}
+
+// ahead estimates how many tokens go before a new request of the tenant: what it
+// has waiting itself, and of each other tenant as much again, in proportion to
+// the weights, but no more than there is.
+func (l *lane) ahead(tenant string, tokens int64) int64 {
+	own := int64(0)
+	if f := l.flows[tenant]; f != nil {
+		own = f.tokens
+	}
+	return own + min(l.tokens-own, int64(len(l.turn))*(own+tokens))
+}
+
+// flows is a heap of tenants.
+type flows []*flow
+
+func (h flows) Len() int { return len(h) }
+func (h flows) Less(i, j int) bool {
+	if h[i].next != h[j].next {
+		return h[i].next < h[j].next
+	}
+	return h[i].seq < h[j].seq
+}
+
+func (h flows) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].index, h[j].index = i, j
+}
+
+// Push implements heap.Interface.
+func (h *flows) Push(x any) {
+	f := x.(*flow)
+	f.index = len(*h)
+	*h = append(*h, f)
+}
+
+// Pop implements heap.Interface.
+func (h *flows) Pop() any {
+	old := *h
+	f := old[len(old)-1]
+	old[len(old)-1] = nil
+	*h = old[:len(old)-1]
+	f.index = -1
+	return f
+}
+
+// list is a doubly linked list of requests through a link that each of them has,
+// so that being in several lists costs no memory of its own.
+type list struct {
+	first, last *link
+	n           int
+}
+
+type link struct {
+	w          *waiter
+	prev, next *link
+}
+
+func (l *list) add(k *link) {
+	l.n++
+	if l.first == nil {
+		l.first, l.last = k, k
+		return
+	}
+	k.prev, l.last.next, l.last = l.last, k, k
+}
+
+func (l *list) remove(k *link) {
+	l.n--
+	if k.prev != nil {
+		k.prev.next = k.next
+	} else {
+		l.first = k.next
+	}
+	if k.next != nil {
+		k.next.prev = k.prev
+	} else {
+		l.last = k.prev
+	}
+	k.prev, k.next = nil, nil
+}

@@ -1,0 +1,93 @@
+package admit
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// TestFairShares: of three tenants one asks for a hundred times as much. The
+// others wait hardly longer than alone with a third of the slots.
+func TestFairShares(t *testing.T) {
+	mean := func(slots int, clients map[string]int) (d time.Duration) {
+		synctest.Test(t, func(t *testing.T) {
+			s := strict(t, 1, slots)
+			ctx, stop := context.WithCancel(t.Context())
+			var wg sync.WaitGroup
+			var waited, n atomic.Int64
+			for tenant, count := range clients {
+				for range count {
+					wg.Go(func() {
+						for ctx.Err() == nil {
+							if d, err := s.ask(ctx, "silver", tenant, false); err == nil && tenant == "a" {
+								waited.Add(int64(d))
+								n.Add(1)
+							}
+						}
+					})
+				}
+			}
+			time.Sleep(2 * time.Minute)
+			stop()
+			wg.Wait()
+			d = time.Duration(waited.Load() / n.Load())
+		})
+		return d
+	}
+	alone := mean(3, map[string]int{"a": 6})
+	together := mean(9, map[string]int{"a": 6, "b": 6, "c": 600})
+	if limit := alone * 13 / 10; together > limit {
+		t.Errorf("it waits %v beside a flood, %v alone with a third", together, alone)
+	}
+}
+
+// TestWeights: who has three times the weight gets three times the tokens.
+func TestWeights(t *testing.T) {
+	var l lane
+	seq := uint64(0)
+	push := func(tenant string, weight float64, tokens int64) {
+		seq++
+		w := &waiter{tenant: tenant, weight: weight, tokens: tokens, seq: seq}
+		w.inFlow.w = w
+		l.push(w)
+	}
+	for range 1000 {
+		push("heavy", 3, 100)
+		push("light", 1, 50)
+	}
+	got := make(map[string]int64)
+	for range 700 {
+		w := l.head()
+		got[w.tenant] += w.tokens
+		l.serve(w)
+	}
+	if ratio := float64(got["heavy"]) / float64(got["light"]); ratio < 2.9 || ratio > 3.1 {
+		t.Errorf("tokens %v", got)
+	}
+}
+
+// TestTenantsWithoutEnd: names that clients make up do not fill the memory.
+func TestTenantsWithoutEnd(t *testing.T) {
+	var l lane
+	seq := uint64(0)
+	push := func(tenant string) *waiter {
+		seq++
+		w := &waiter{tenant: tenant, weight: 1, tokens: 100, seq: seq}
+		w.inFlow.w = w
+		l.push(w)
+		return w
+	}
+	push("first")
+	push("first") // one waits always
+	for i := range 3 * maxIdle {
+		push(fmt.Sprint(i))
+		l.serve(l.head())
+	}
+	if most := maxIdle + len(l.turn) + 1; len(l.flows) > most {
+		t.Errorf("%d tenants are remembered, want at most %d", len(l.flows), most)
+	}
+}

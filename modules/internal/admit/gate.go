@@ -1,0 +1,335 @@
+package admit
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/llmgw/llmgw/modules/internal/catalog"
+)
+
+// Request is what the gate knows of a request.
+type Request struct {
+	// Model is the one whose replicas it is to go to.
+	Model *catalog.Model
+	// Band is the name of its band; one that does not exist is [DefaultBand], or
+	// the lowest.
+	Band string
+	// Tenant is who takes turns with others in the band; Weight is how much of it
+	// he gets beside them, 1 is normal, at most 0 is 1.
+	Tenant string
+	Weight float64
+	// Prompt and Output are its tokens: estimates, or what it allows.
+	Prompt, Output int64
+	// Holds says that a replica keeps them in its KV cache until it ends.
+	Holds bool
+	// Least is how many of them a replica must be able to keep at once, at least, or
+	// the request can never run; 0 means that nobody knows.
+	Least int64
+	// Sequences is how many the engine makes of it, each of which takes a slot: the
+	// choices, or the prompts of a list. 0 is 1.
+	Sequences int64
+	// Bytes is the length of its body.
+	Bytes int64
+	// Elsewhere says that another model serves it if this one has no replica that takes
+	// work: then it does not wait here for one.
+	Elsewhere bool
+	// Deadline is how long it cares to wait; 0 means the band's.
+	Deadline time.Duration
+}
+
+// Gate lets requests through. Safe for concurrent use.
+type Gate struct {
+	now func() time.Time
+	// Waited is called when a request has waited, with "" if it was let through,
+	// else why not; Refused, when one is refused. Nil means nobody cares. Both must
+	// be set before the first request and must not call the gate.
+	Waited  func(model, band string, d time.Duration)
+	Refused func(model, band string, reason Reason)
+
+	// What follows is for requests that nobody stands before: they take no lock.
+	quick   sync.Map     // *catalog.Model: *set
+	waiting atomic.Int64 // how many wait
+	notes   atomic.Pointer[note]
+	noted   atomic.Int64
+
+	mu     sync.Mutex // by lock and unlock
+	bands  []Band
+	top    Band // what holds for a turn of the highest that a lower one gets
+	shut   bool // while the queues are made anew
+	sets   map[string]*set
+	known  int               // how many are in quick
+	latest map[string]*set   // by model, the one it had last
+	active []*set            // those with requests that wait
+	rounds uint64            // of dispatch
+	models map[string]*queue // those with requests that wait
+	seq    uint64
+	timer  *time.Timer
+	due    time.Time // when the timer fires; zero if it is not set
+}
+
+// queue is what waits for one model.
+type queue struct {
+	bands []depth
+	n     int
+	bytes int64
+}
+
+// depth is what waits in one of its bands, in the order of arrival.
+type depth struct {
+	list          list
+	crowd         crowd
+	tokens, bytes int64
+}
+
+// waiter is a request that waits. Its goroutine reads ready; all else is under
+// the gate's mu.
+type waiter struct {
+	model     *catalog.Model
+	name      string // of its band
+	band      int    // its own
+	tenant    string
+	weight    float64
+	slots     int64 // how many it takes
+	tokens    int64 // what it costs its tenant
+	holds     int64 // how many of these it holds
+	bytes     int64
+	seq       uint64
+	since     time.Time
+	deadline  time.Time
+	byTTL     bool // the deadline is the queue's, not the request's
+	elsewhere bool
+
+	set   *set
+	lane  *lane
+	flow  *flow
+	share *share
+	ahead float64 // how far its tenant was ahead of the lane, when the queues are made anew
+
+	inFlow, inAge, inBand, inShare link
+
+	ready chan struct{} // closed when lease or err is set
+	lease *Lease
+	err   error
+}
+
+// NewGate returns a gate with the shipped bands. now is the clock; nil means
+// time.Now.
+func NewGate(now func() time.Time) *Gate {
+	if now == nil {
+		now = time.Now
+	}
+	g := &Gate{
+		now: now, sets: make(map[string]*set),
+		latest: make(map[string]*set), models: make(map[string]*queue),
+	}
+	bands, _ := CheckBands(Bands())
+	g.adopt(bands)
+	return g
+}
+
+// Acquire waits until the request may go, and returns the right to: the caller
+// must Release it, once, however the request ends. It returns a [RejectedError] if
+// the request may not go, which is ctx's error as well if that ended first.
+func (g *Gate) Acquire(ctx context.Context, r *Request) (*Lease, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if lease := g.pass(r, g.now()); lease != nil {
+		return lease, nil
+	}
+	g.lock()
+	lease, w, err := g.enter(r, g.now())
+	g.unlock()
+	if w == nil {
+		return lease, err
+	}
+	expire := time.NewTimer(w.deadline.Sub(w.since))
+	defer expire.Stop()
+	select {
+	case <-w.ready:
+	case <-expire.C:
+		g.leave(w, ReasonTTL)
+	case <-ctx.Done():
+		g.leave(w, ReasonGone)
+	}
+	if err := ctx.Err(); err != nil {
+		w.lease.Release(-1) // if it went in the same moment
+		return nil, &RejectedError{Reason: ReasonGone, Band: w.name, cause: err}
+	}
+	if w.err != nil {
+		return nil, w.err
+	}
+	return w.lease, nil
+}
+
+// enter lets a request through, refuses it, or makes it wait. It needs mu.
+func (g *Gate) enter(r *Request, now time.Time) (*Lease, *waiter, error) {
+	band := g.band(r.Band)
+	b := &g.bands[band]
+	s := g.set(r.Model, now)
+	w := &waiter{
+		model: r.Model, name: b.Name, band: band, tenant: r.Tenant, weight: r.Weight, elsewhere: r.Elsewhere,
+		slots: max(1, r.Sequences), tokens: r.Prompt + s.expect(r.Output), bytes: r.Bytes, since: now, set: s,
+	}
+	if r.Holds {
+		w.holds = w.tokens
+	}
+	if !(w.weight > 0) {
+		w.weight = 1
+	}
+	v, reason, again := s.mayGo(b, band, w.slots, w.holds, now)
+	if v.ready > 0 && float64(r.Least) > v.room {
+		return nil, nil, g.refuse(w, ReasonTooLarge, 0)
+	}
+	if w.hopeless(reason) {
+		return nil, nil, g.refuse(w, ReasonNoReplica, 0)
+	}
+	if reason == "" && s.lanes[band].n == 0 {
+		for first, v, reason, _ := g.turn(w, now); first == w && reason == ""; first, v, reason, _ = g.turn(w, now) {
+			if lease := s.lease(g, w, v, now); lease != nil {
+				s.arrive(band, w.slots, w.holds, now)
+				s.went(band, w.slots)
+				g.dispatch(now, s.around()) // lower bands have less to leave free
+				return lease, nil, nil
+			}
+		}
+	}
+	ttl := r.Model.Admission.QueueTTL
+	if reason == WaitReplica {
+		ttl = r.Model.Admission.ReplicaWait
+	}
+	w.setDeadline(ttl, b.Deadline, r.Deadline)
+	if wait, ok := s.wait(w, b, now); ok && wait > w.deadline.Sub(now) && reason != WaitReplica {
+		return nil, nil, g.refuse(w, ReasonDeadline, wait)
+	}
+	if err := g.makeRoom(w); err != nil {
+		return nil, nil, err
+	}
+	s.arrive(band, w.slots, w.holds, now)
+	w.ready = make(chan struct{})
+	g.seq++
+	w.seq = g.seq
+	g.enqueue(w, now)
+	if reason == "" {
+		g.dispatch(now, s.around()) // those before it may have become able to go
+	}
+	g.arm(now, again)
+	return nil, w, nil
+}
+
+// hopeless reports whether it is not worth to begin to wait for this reason.
+func (w *waiter) hopeless(reason string) bool {
+	switch reason {
+	case WaitReplica:
+		return w.model.Admission.ReplicaWait == 0
+	case WaitFull:
+		return w.elsewhere
+	}
+	return false
+}
+
+// setDeadline bounds the wait: by the queue's limit, and by what the request asks
+// for, or else its band.
+func (w *waiter) setDeadline(ttl, band, asked time.Duration) {
+	limit := band
+	if asked > 0 {
+		limit = asked
+	}
+	if limit == 0 || limit >= ttl {
+		limit, w.byTTL = ttl, true
+	}
+	w.deadline = w.since.Add(limit)
+}
+
+// enqueue queues a request. It needs mu.
+func (g *Gate) enqueue(w *waiter, now time.Time) {
+	s := w.set
+	if s.waiting == 0 {
+		g.active = append(g.active, s)
+		s.crowded = crowded{since: now, before: s.leases, left: s.leases}
+	}
+	s.waiting++
+	g.waiting.Add(1)
+	w.inFlow.w, w.inAge.w, w.inBand.w, w.inShare.w = w, w, w, w
+	s.lanes[w.band].push(w)
+	s.mark(w.band)
+	s.ages[w.band].add(&w.inAge)
+	q := g.models[w.model.Name]
+	if q == nil {
+		q = &queue{bands: make([]depth, len(g.bands))}
+		g.models[w.model.Name] = q
+	}
+	q.count(w, 1)
+	q.bands[w.band].list.add(&w.inBand)
+	q.bands[w.band].crowd.add(w)
+}
+
+// count counts a request in, or out with n below 0.
+func (q *queue) count(w *waiter, n int64) {
+	d := &q.bands[w.band]
+	q.n += int(n)
+	q.bytes, d.bytes, d.tokens = q.bytes+n*w.bytes, d.bytes+n*w.bytes, d.tokens+n*w.tokens
+}
+
+// dequeue takes a request out of the queue, charged to its tenant if it goes. It
+// needs mu.
+func (g *Gate) dequeue(w *waiter, goes bool) {
+	s := w.set
+	if goes {
+		w.lane.serve(w)
+	} else {
+		w.lane.remove(w)
+	}
+	s.mark(w.band)
+	s.ages[w.band].remove(&w.inAge)
+	g.waiting.Add(-1)
+	if s.waiting--; s.waiting == 0 {
+		g.active = slices.DeleteFunc(g.active, func(o *set) bool { return o == s })
+		s.crowded = crowded{}
+	}
+	q := g.models[w.model.Name]
+	q.count(w, -1)
+	q.bands[w.band].list.remove(&w.inBand)
+	q.bands[w.band].crowd.remove(w)
+	if q.n == 0 {
+		delete(g.models, w.model.Name)
+	}
+}
+
+// leave ends the wait of a request whose time is over, unless it was let through
+// or refused in the same moment.
+func (g *Gate) leave(w *waiter, reason Reason) {
+	g.lock()
+	defer g.unlock()
+	if w.lease != nil || w.err != nil {
+		return
+	}
+	now := g.now()
+	switch v := w.set.look(now, question{}); {
+	case reason == ReasonGone:
+	case v.ready+v.full == 0:
+		reason = ReasonNoReplica
+	case !w.byTTL:
+		reason = ReasonDeadline
+	}
+	g.dequeue(w, false)
+	w.err = g.refuse(w, reason, 0)
+	g.dispatch(now, w.set.around())
+}
+
+// band returns the index of a band. It needs mu.
+func (g *Gate) band(name string) int { return bandOf(g.bands, name) }
+
+func bandOf(bands []Band, name string) int {
+	for _, want := range [...]string{name, DefaultBand} {
+		for i := range bands {
+			if bands[i].Name == want {
+				return i
+			}
+		}
+	}
+	return len(bands) - 1
+}

@@ -1,0 +1,172 @@
+package admit
+
+import (
+	"sync"
+	"time"
+
+	"github.com/llmgw/llmgw/modules/internal/catalog"
+	"github.com/llmgw/llmgw/modules/internal/fleet"
+)
+
+// Lease is the right to send a request to the replicas of a set: it counts there
+// from when it is given, as the pick counts on a replica later. Safe for
+// concurrent use.
+type Lease struct {
+	gate   *Gate
+	set    *set
+	model  *catalog.Model
+	at     time.Time
+	waited time.Duration
+	slots  int64
+	tokens int64
+	holds  int64
+	load   float64 // of the replica where it was given, with it
+	engine *int    // the band's priority in engines
+	name   string  // the band's
+
+	front  *front // of the set, when it was given
+	band   int
+	end    time.Time
+	output int64
+
+	begun, over note
+
+	mu       sync.Mutex
+	replica  *fleet.Replica // where it counts, until the pick does
+	released bool
+}
+
+// lease counts a request on the replica that has most room: where it goes is for
+// the scheduler to say. It returns nil if another request took that room meanwhile.
+// It needs the gate's mu.
+func (s *set) lease(g *Gate, w *waiter, v view, now time.Time) *Lease {
+	if !v.best.Reserve(v.turn, w.slots, w.holds) {
+		return nil
+	}
+	s.pace(w.band, v, now)
+	return &Lease{
+		gate: g, set: s, model: w.model, at: now, waited: now.Sub(w.since), slots: w.slots, tokens: w.tokens, holds: w.holds,
+		load: v.load, replica: v.best, engine: g.bands[w.band].EnginePriority, name: w.name, front: s.front.Load(), band: w.band,
+	}
+}
+
+// Model returns the model to whose replicas the request may go: the one that it waited
+// for, as it is now.
+func (l *Lease) Model() *catalog.Model { return l.model }
+
+// Band returns the name of the request's band.
+func (l *Lease) Band() string { return l.name }
+
+// Waited returns how long the request has waited.
+func (l *Lease) Waited() time.Duration { return l.waited }
+
+// Sequences returns how many slots the request takes, 0 if the lease is nil.
+func (l *Lease) Sequences() int64 {
+	if l == nil {
+		return 0
+	}
+	return l.slots
+}
+
+// Tokens returns how many the request is expected to be, 0 if the lease is nil.
+func (l *Lease) Tokens() int64 {
+	if l == nil {
+		return 0
+	}
+	return l.tokens
+}
+
+// EnginePriority returns the priority that engines are to give the request, nil
+// if its band has none. A nil Lease has none.
+func (l *Lease) EnginePriority() *int {
+	if l == nil {
+		return nil
+	}
+	return l.engine
+}
+
+// Placed notes that the request counts on the replica that it goes to from now
+// on. Called again, it says that it has moved to another. A nil Lease is none.
+func (l *Lease) Placed() {
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	l.unreserve()
+	l.mu.Unlock()
+	// It has counted twice for a moment, or on the one that it left: who was looked at
+	// meanwhile may be able to go.
+	if l.gate.waiting.Load() > 0 {
+		l.gate.note(&note{kind: noteFreed, set: l.set})
+	}
+}
+
+func (l *Lease) unreserve() {
+	if l.replica != nil {
+		l.replica.Unreserve(l.slots, l.holds)
+		l.replica = nil
+	}
+}
+
+// Reserved returns the replica on which the request counts until it is placed, nil if it
+// is or the lease is nil, and as how many.
+func (l *Lease) Reserved() (r *fleet.Replica, sequences int64) {
+	if l == nil {
+		return nil, 0
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.replica, l.slots
+}
+
+// Release gives the right back, after the request counts on no replica any more:
+// another one may go. output is how many tokens it got, 0 if nobody knows, below 0 if
+// it got no answer: then nothing is learnt from it. Further calls do nothing, as does
+// a nil Lease.
+func (l *Lease) Release(output int64) {
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	done := l.released
+	l.released = true
+	l.unreserve()
+	l.mu.Unlock()
+	if done {
+		return
+	}
+	g := l.gate
+	l.end, l.output = g.now(), output
+	l.over = note{kind: noteEnded, lease: l, set: l.set}
+	g.note(&l.over)
+}
+
+// ended learns from a request that is over. It needs mu.
+func (s *set) ended(l *Lease) {
+	s.leases--
+	if c := &s.crowded; l.at.Before(c.since) {
+		c.left--
+	}
+	if l.front == s.front.Load() {
+		s.running[l.band] -= l.slots
+	}
+	if l.output >= 0 {
+		if l.front == s.front.Load() { // its band is still the same
+			s.drained[l.band].add(l.end, l.tokens)
+		}
+		// Where others were before it, it has waited in the engine for as many turns.
+		turns := 1.0
+		if s.each > 0 {
+			turns = max(1, l.load/s.each)
+		}
+		s.held.add(max(0, l.end.Sub(l.at).Seconds())/turns, recent)
+		s.size.add(float64(l.holds), recent)
+	}
+	if l.output > 0 {
+		s.output.add(float64(l.output), recent)
+		s.outputLimit.Store(int64(2*s.output.value) + 1)
+	}
+}
+
+// recent is how many requests the averages look back.
+const recent = 64

@@ -1,0 +1,192 @@
+package admit
+
+import (
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/llmgw/llmgw/modules/internal/catalog"
+	"github.com/llmgw/llmgw/modules/internal/fleet"
+)
+
+// TestGateProperties drives a gate by hand, in a bubble: arrivals for models that share
+// replicas, clients that leave, requests that are placed and that end, time that passes,
+// other bands. At each step no slot is granted twice, nothing waits that may go, and all
+// counts agree.
+func TestGateProperties(t *testing.T) {
+	// rapid asks for a deadline if there is one to be had, which bubbles have not.
+	synctest.Test(t, func(t *testing.T) { rapid.Check(struct{ rapid.TB }{t}, gateProperties) })
+}
+
+func gateProperties(t *rapid.T) {
+	s := newSite(rapid.IntRange(1, 3).Draw(t, "engines"), 8, time.Second)
+	slots := rapid.IntRange(1, 4).Draw(t, "slots")
+	for _, e := range s.model.Endpoints {
+		e.Slots = slots
+	}
+	s.model.Admission.MaxQueued = 20
+	// One that has waited for long for many slots goes when one is free.
+	widest := rapid.SampledFrom([]int{1, slots}).Draw(t, "widest")
+	scrape := func() {}
+	if rapid.Bool().Draw(t, "caches") {
+		scrape = func() {
+			for _, e := range s.engines {
+				e.replica.SetStats(&fleet.Stats{At: time.Now(), Waiting: 0, Running: 0, KVUsage: 0, BlockSize: 16, Blocks: 100})
+			}
+		}
+	}
+	scrape()
+	g := s.gate
+	models := map[string]*catalog.Model{"m": s.model}
+	for name, endpoints := range map[string][]*catalog.Endpoint{
+		"first": s.model.Endpoints[:1], "others": s.model.Endpoints[len(s.model.Endpoints)/2:],
+	} {
+		m := *s.model
+		m.Name, m.Endpoints = name, endpoints
+		models[name] = &m
+	}
+	bands := Bands()
+	for i := range bands {
+		bands[i].Ceiling, bands[i].Queue, bands[i].Aging = 0.01, 8, 5*time.Second
+	}
+	configure := func() {
+		sorted, err := CheckBands(bands)
+		if err != nil {
+			t.Fatal(err)
+		}
+		g.Configure(sorted, func(name string) *catalog.Model { return models[name] })
+	}
+	configure()
+	var waiting []*waiter
+	type run struct {
+		lease *Lease
+		slot  fleet.Slot
+	}
+	var running []*run
+	settle := func() { // what was let through runs, what was refused is gone
+		kept := waiting[:0]
+		for _, w := range waiting {
+			switch {
+			case w.lease != nil:
+				running = append(running, &run{lease: w.lease})
+			case w.err == nil:
+				kept = append(kept, w)
+			}
+		}
+		waiting = kept
+	}
+	t.Repeat(map[string]func(*rapid.T){
+		"arrive": func(t *rapid.T) {
+			band := rapid.SampledFrom([]string{"platinum", "gold", "silver", "bronze"}).Draw(t, "band")
+			tenant := rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "tenant")
+			r := s.request(band, tenant)
+			r.Prompt = rapid.Int64Range(1, 1000).Draw(t, "prompt")
+			r.Model = models[rapid.SampledFrom([]string{"m", "first", "others"}).Draw(t, "model")]
+			r.Sequences = int64(rapid.IntRange(1, widest).Draw(t, "sequences"))
+			var w *waiter
+			lease := g.pass(r, time.Now())
+			if lease == nil {
+				g.lock()
+				lease, w, _ = g.enter(r, time.Now())
+				g.unlock()
+			}
+			if lease != nil {
+				running = append(running, &run{lease: lease})
+			}
+			if w != nil {
+				waiting = append(waiting, w)
+			}
+			settle()
+		},
+		"leave": func(t *rapid.T) {
+			if len(waiting) == 0 {
+				t.Skip("nobody waits")
+			}
+			w := rapid.SampledFrom(waiting).Draw(t, "who")
+			g.leave(w, rapid.SampledFrom([]Reason{ReasonGone, ReasonTTL}).Draw(t, "why"))
+			settle()
+		},
+		"end": func(t *rapid.T) {
+			if len(running) == 0 {
+				t.Skip("nothing runs")
+			}
+			i := rapid.IntRange(0, len(running)-1).Draw(t, "which")
+			running[i].slot.Release()
+			running[i].lease.Release(int64(i))
+			running[i].lease.Release(int64(i))
+			running = append(running[:i], running[i+1:]...)
+			settle()
+		},
+		"place": func(t *rapid.T) {
+			i := slices.IndexFunc(running, func(r *run) bool { return !r.slot.Held() })
+			if i < 0 {
+				t.Skip("all are placed")
+			}
+			r := running[i]
+			replica, sequences := r.lease.Reserved()
+			r.slot, _ = replica.Take(-1, 10)
+			r.slot.Sequences(sequences)
+			r.lease.Placed()
+			settle()
+		},
+		"time": func(t *rapid.T) {
+			scrape()
+			time.Sleep(tick + time.Duration(rapid.IntRange(1, 8000).Draw(t, "ms"))*time.Millisecond)
+			synctest.Wait() // the gate's timer may be due as well
+			settle()
+		},
+		"configure": func(t *rapid.T) {
+			bands[0].Queue = rapid.IntRange(0, 8).Draw(t, "queue")
+			configure()
+			settle()
+		},
+		"": func(t *rapid.T) {
+			g.lock()
+			defer g.unlock()
+			now, total, all := time.Now(), int64(0), int64(0)
+			for _, e := range s.engines {
+				n := int64(e.replica.Load(now, slots).Total)
+				if n > int64(slots+widest-1) {
+					t.Fatalf("%d run on a replica of %d slots", n, slots)
+				}
+				total += n
+			}
+			for _, r := range running {
+				all += r.lease.Sequences()
+			}
+			if total != all {
+				t.Fatalf("%d run, the replicas count %d", all, total)
+			}
+			n := 0
+			for _, o := range g.sets {
+				n += o.waiting
+				for band := range g.bands {
+					w := o.lanes[band].head()
+					if w == nil {
+						continue
+					}
+					if _, _, why, _ := g.turn(w, now); why == "" {
+						t.Fatalf("one of band %d waits that may go", band)
+					}
+				}
+			}
+			if n != len(waiting) {
+				t.Fatalf("%d wait, the gate has %d", len(waiting), n)
+			}
+		},
+	})
+	for _, w := range waiting {
+		g.leave(w, ReasonGone)
+	}
+	settle()
+	for _, r := range running {
+		r.slot.Release()
+		r.lease.Release(0)
+	}
+	if len(g.active) != 0 || len(g.models) != 0 {
+		t.Fatal("something is left")
+	}
+}

@@ -1,0 +1,174 @@
+package admit
+
+import (
+	"fmt"
+	"math"
+	"time"
+)
+
+// Reason says why a request was refused. They are the values of a metric's label.
+type Reason string
+
+// The reasons.
+const (
+	// ReasonFull is a queue that holds as much as it may.
+	ReasonFull Reason = "full"
+	// ReasonTTL is a request that has waited for as long as any may.
+	ReasonTTL Reason = "ttl"
+	// ReasonDeadline is one that would wait, or has waited, for longer than it
+	// cares to.
+	ReasonDeadline Reason = "deadline"
+	// ReasonDisplaced is one that made room for one of a higher band.
+	ReasonDisplaced Reason = "displaced"
+	// ReasonGone is one whose client left.
+	ReasonGone Reason = "client_gone"
+	// ReasonTooLarge is one with more tokens than any replica can hold.
+	ReasonTooLarge Reason = "too_large"
+	// ReasonNoReplica is one for which there is no replica.
+	ReasonNoReplica Reason = "no_replica"
+)
+
+// Reasons are all reasons.
+var Reasons = []Reason{ReasonFull, ReasonTTL, ReasonDeadline, ReasonDisplaced, ReasonGone, ReasonTooLarge, ReasonNoReplica}
+
+// RejectedError is the error of a request that was refused.
+type RejectedError struct {
+	// Reason says why.
+	Reason Reason
+	// Band is the request's.
+	Band string
+	// RetryAfter is when a retry may do better, 0 if nobody knows.
+	RetryAfter time.Duration
+	// Room is, for one that is too large, how many tokens the largest replica
+	// holds.
+	Room int64
+
+	cause error
+}
+
+// Unwrap returns the context's error if the client is gone, or else nil.
+func (r *RejectedError) Unwrap() error { return r.cause }
+
+// Error implements error.
+func (r *RejectedError) Error() string {
+	return fmt.Sprintf("not admitted (band %s): %s", r.Band, r.Reason)
+}
+
+// The bounds of what is said of a wait.
+const (
+	leastWait = time.Second
+	mostWait  = 5 * time.Minute
+	longest   = 24 * time.Hour
+)
+
+// refuse makes the error. It needs mu.
+func (g *Gate) refuse(w *waiter, reason Reason, wait time.Duration) *RejectedError {
+	r := &RejectedError{Reason: reason, Band: w.name}
+	switch reason {
+	case ReasonFull, ReasonTTL, ReasonDeadline, ReasonDisplaced:
+		known := wait > 0
+		if !known {
+			wait, known = w.set.wait(w, &g.bands[w.band], g.now())
+		}
+		if !known && (reason == ReasonTTL || reason == ReasonDeadline) { // its turn did not come in all that time
+			wait = g.now().Sub(w.since)
+		}
+		r.RetryAfter = min(max(wait, leastWait), mostWait)
+	case ReasonTooLarge:
+		r.Room = int64(w.set.look(g.now(), question{}).room)
+	}
+	if g.Refused != nil {
+		g.Refused(w.model.Name, w.name, reason)
+	}
+	return r
+}
+
+// wait estimates how long a new request would wait: until the replicas have done enough
+// of what they have, and then for the tokens that go before it, at the rate at which
+// tokens of its band and those below have gone of late, since what higher bands took
+// they will take again. ok is false if it is too early to say. It needs the gate's mu.
+func (s *set) wait(w *waiter, b *Band, now time.Time) (d time.Duration, ok bool) {
+	seconds, ok := s.backlog(w, b, now)
+	if ahead := s.ahead(w); ahead > 0 {
+		var rate float64
+		if rate, ok = s.rate(w.band, now); ok {
+			seconds += float64(ahead) / rate
+		}
+	}
+	return time.Duration(min(seconds, longest.Seconds()) * float64(time.Second)), ok
+}
+
+// backlog estimates in how many seconds the replica with most room comes below the
+// ceiling of a band, while all go on as they do.
+func (s *set) backlog(w *waiter, b *Band, now time.Time) (seconds float64, ok bool) {
+	v := s.look(now, question{slots: w.slots, tokens: w.holds, ceiling: b.Ceiling, low: b.low})
+	if v.ready == 0 || math.IsInf(v.slots, 1) || !s.held.known {
+		return 0, false
+	}
+	ends := 1.0 // until a slot is free, of all of them
+	if over := v.own - b.Ceiling; over > 0 {
+		ends = max(1, min(over*v.queue, v.load)*float64(v.ready))
+	}
+	return ends * s.held.value / v.slots, true
+}
+
+// ahead estimates how many tokens go before a request.
+func (s *set) ahead(w *waiter) (tokens int64) {
+	for i := range w.band {
+		tokens += s.lanes[i].tokens
+	}
+	return tokens + s.lanes[w.band].ahead(w.tenant, w.tokens)
+}
+
+// expect bounds what a request allows itself by twice the mean of what requests have
+// needed of late: many ask for far more than they use. It needs no lock.
+func (s *set) expect(output int64) int64 {
+	if limit := s.outputLimit.Load(); limit > 0 {
+		output = min(output, limit)
+	}
+	return output
+}
+
+// makeRoom keeps the queue within its limits: a request that is too many is
+// refused, or another in its place: the newest of the lowest bands, or the newest of
+// the tenant with most in its own, if he has more than its tenant. Then no tenant can
+// shut others out. It needs mu.
+func (g *Gate) makeRoom(w *waiter) error {
+	q := g.models[w.model.Name]
+	if q == nil {
+		q = &queue{bands: make([]depth, len(g.bands))}
+	}
+	limits := &w.model.Admission
+	n, bytes := q.n, q.bytes+w.bytes
+	for i := w.band + 1; i < len(q.bands); i++ {
+		n, bytes = n-q.bands[i].list.n, bytes-q.bands[i].bytes
+	}
+	if q.bands[w.band].list.n >= g.bands[w.band].Queue || n >= limits.MaxQueued || bytes > limits.MaxQueuedBytes {
+		other := q.bands[w.band].crowd.longest(w)
+		if other == nil || bytes-other.bytes > limits.MaxQueuedBytes {
+			return g.refuse(w, ReasonFull, 0)
+		}
+		g.displace(other, ReasonFull)
+	}
+	for q.n >= limits.MaxQueued || q.bytes+w.bytes > limits.MaxQueuedBytes {
+		g.displace(q.lowest(), ReasonDisplaced)
+	}
+	return nil
+}
+
+// lowest returns the newest request of the lowest band, or nil.
+func (q *queue) lowest() *waiter {
+	for i := len(q.bands) - 1; i >= 0; i-- {
+		if k := q.bands[i].list.last; k != nil {
+			return k.w
+		}
+	}
+	return nil
+}
+
+// displace refuses a request that waits. It needs mu.
+func (g *Gate) displace(w *waiter, reason Reason) {
+	g.dequeue(w, false)
+	w.err = g.refuse(w, reason, 0)
+	close(w.ready)
+}

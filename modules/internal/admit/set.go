@@ -1,0 +1,358 @@
+package admit
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/llmgw/llmgw/modules/internal/catalog"
+	"github.com/llmgw/llmgw/modules/internal/fleet"
+	"github.com/llmgw/llmgw/modules/schedule"
+)
+
+// set is the replicas of a model, and its thresholds. Models that have both in
+// common, such as the adapters on one base model, share a set: they compete for
+// the same slots.
+type set struct {
+	endpoints []*catalog.Endpoint
+	target    float64  // waiting requests that fill a replica
+	kvCeiling float64  // KV usage that does
+	kvReserve float64  // share of the tokens that is left free
+	stuck     uint64   // the round of dispatch in which it was found that no lower band goes
+	lanes     []lane   // by band, the highest first
+	ages      []list   // by band: the same, by arrival
+	turns     []int    // by band: how many of higher ones went since one of it did
+	running   []int64  // by band: how many slots its requests have
+	leases    int      // how many there are
+	demand    []demand // by band: of the bands above it
+	paced     []time.Time
+	waiting   int
+	held      average   // how long an engine runs a request, in seconds
+	size      average   // of a lease, in tokens that it holds
+	output    average   // of a request, in tokens
+	drained   []drained // by band
+	crowded   crowded
+	slots     float64 // how many requests run at once at most, as last looked at
+	each      float64 // of these, on one replica
+
+	// Without mu.
+	used        atomic.Int64                // when last, Unix s
+	outputLimit atomic.Int64                // bounds what is expected of an output, in tokens, 0 if nothing is known
+	near        atomic.Pointer[[]neighbour] // the slice is never changed
+	front       atomic.Pointer[front]
+}
+
+// crowded is the time in which requests wait.
+type crowded struct {
+	since        time.Time // when they began to; zero if none do
+	before, left int       // how many leases there were then, and which of these there still are
+}
+
+// neighbour is another set that has replicas in common with this one.
+type neighbour struct {
+	set    *set
+	share  float64 // the part of the other's replicas that are in this one
+	covers bool    // all of this one's are in the other
+}
+
+// setKey tells sets apart.
+func setKey(m *catalog.Model) string {
+	var b strings.Builder
+	for _, part := range []float64{m.TargetWaiting, m.KVCeiling, m.Admission.KVReserve} {
+		b.WriteString(strconv.FormatFloat(part, 'g', -1, 64))
+		b.WriteByte(' ')
+	}
+	ids := make([]string, len(m.Endpoints))
+	for i, e := range m.Endpoints {
+		ids[i] = strconv.FormatUint(e.Replica.Serial, 10) + "*" + strconv.FormatFloat(e.Weight, 'g', -1, 64) + "*" + strconv.Itoa(e.Slots)
+	}
+	slices.Sort(ids)
+	for _, id := range ids {
+		b.WriteByte(' ')
+		b.WriteString(id)
+	}
+	return b.String()
+}
+
+func newSet(m *catalog.Model, all []Band) *set {
+	bands := len(all)
+	s := &set{
+		endpoints: m.Endpoints, target: m.TargetWaiting, kvCeiling: m.KVCeiling,
+		kvReserve: m.Admission.KVReserve,
+		demand:    make([]demand, bands), paced: make([]time.Time, bands), drained: make([]drained, bands),
+	}
+	s.empty(bands)
+	return s
+}
+
+// neighbours returns the sets that have replicas in common with this one.
+func (s *set) neighbours() []neighbour {
+	if near := s.near.Load(); near != nil {
+		return *near
+	}
+	return nil
+}
+
+// empty makes the queues of so many bands.
+func (s *set) empty(bands int) {
+	s.lanes, s.ages = make([]lane, bands), make([]list, bands)
+	s.turns, s.running = make([]int, bands), make([]int64, bands)
+}
+
+// learn takes over what was learnt with other replicas of the same model.
+func (s *set) learn(o *set) {
+	copy(s.demand, o.demand)
+	s.held, s.size, s.output = o.held, o.size, o.output
+	s.outputLimit.Store(o.outputLimit.Load())
+}
+
+// view is a set as it is at a moment.
+type view struct {
+	ready, full int     // replicas that take work, and that have said they are full
+	saturation  float64 // of those that are ready
+	own         float64 // of the best one's queue, with the request
+	free, slots float64 // how many more they can run at once, and in all; infinite if nobody knows
+	fits        bool    // one of them has room for the tokens, or nothing to do
+	room        float64 // the most tokens that one of all can ever hold; infinite if one does not say
+	// How many tokens they have room for together, now and at all; infinite if one
+	// does not say.
+	freeTokens, allTokens float64
+	idle                  bool // one of them has nothing to do
+	best                  *fleet.Replica
+	turn                  uint64  // to reserve on it
+	need                  float64 // of its slots, for the request
+	load                  float64 // of it, with the request
+	queue                 float64 // how many requests make its saturation 1
+}
+
+// trusted is how many requests at once a replica is trusted with at least, as
+// long as nobody has seen it full.
+const trusted = 16
+
+// question is what a view is taken for.
+type question struct {
+	slots   int64   // that the request takes
+	tokens  int64   // that it will hold
+	ceiling float64 // of its band
+	higher  bool    // higher bands have needed slots of late
+	low     bool    // the band is below the default one
+	p90     bool    // the saturation is to be that of the fullest but a tenth, not the mean
+}
+
+// look takes a view. While higher bands are in use, and for low ones, a replica that
+// nobody has seen full is trusted with twice what it was seen to run, if it says what
+// it runs, and otherwise with any number.
+func (s *set) look(now time.Time, q question) view { return s.lookAt(s.endpoints, now, q) }
+
+// lookAt takes a view of some of the replicas.
+func (s *set) lookAt(endpoints []*catalog.Endpoint, now time.Time, q question) view {
+	var v view
+	bestFree, bestLoad := -1.0, math.Inf(1)
+	v.own = math.Inf(1)
+	sum := 0.0
+	var sats []float64
+	for _, e := range endpoints {
+		l := e.Replica.Load(now, e.Slots)
+		room := l.Tokens.Or(math.Inf(1))
+		v.room = max(v.room, room)
+		switch l.State {
+		case schedule.Ready:
+		case schedule.Full:
+			v.full++
+			continue
+		default:
+			continue
+		}
+		v.ready++
+		if !l.Slots.Known() && (q.higher || q.low && l.Proven.Known()) {
+			l.Slots = max(trusted, 2*schedule.Gauge(l.Proven.Or(0)))
+			l = l.Plus(0)
+		}
+		free, slots := l.Free.Or(math.Inf(1)), l.Slots.Or(math.Inf(1))
+		v.free, v.slots = v.free+free, v.slots+slots
+		left, idle := math.Inf(1), l.Total == 0
+		if l.FreeTokens.Known() {
+			left = float64(l.FreeTokens) - s.kvReserve*room
+		}
+		fits := q.tokens == 0 || idle || left >= float64(q.tokens) && l.KVUsage.Or(0)/s.kvCeiling <= q.kvLimit(l.Tokens.Known())
+		// One that is more than the replica can run at once needs all of it, and is its
+		// to queue.
+		wide := float64(max(1, q.slots))
+		need, load, queue := min(wide, max(1, slots)), l.Total/e.Weight, s.target*e.Weight
+		own := 0.0
+		switch {
+		case idle:
+		case wide > slots:
+			own = math.Inf(1)
+		default:
+			own = l.Plus(wide).Queued / queue
+		}
+		if fits && !v.fits || fits == v.fits && cmp.Or(cmp.Compare(own, v.own), cmp.Compare(bestFree, free), cmp.Compare(load, bestLoad)) < 0 {
+			bestFree, bestLoad = free, load
+			v.best, v.turn, v.need, v.own, v.load, v.queue = e.Replica, l.Turn, need, own, l.Total+wide, queue
+		}
+		v.fits, v.idle = v.fits || fits, v.idle || idle
+		v.freeTokens, v.allTokens = v.freeTokens+max(0, left), v.allTokens+room
+		saturation := max(l.Queued/(s.target*e.Weight), l.KVUsage.Or(0)/s.kvCeiling)
+		if sum += saturation; q.p90 {
+			sats = append(sats, saturation)
+		}
+	}
+	switch {
+	case v.ready == 0:
+	case q.p90:
+		slices.Sort(sats)
+		v.saturation = sats[int(math.Ceil(0.9*float64(len(sats))))-1]
+	default:
+		v.saturation = sum / float64(v.ready)
+	}
+	return v
+}
+
+// measure notes how many requests run at once at most.
+func (s *set) measure(v *view) {
+	s.slots, s.each = v.slots, v.slots/float64(max(1, v.ready))
+	if s.size.value > 0 {
+		s.slots = min(s.slots, max(1, v.allTokens/s.size.value))
+	}
+}
+
+// kvLimit is how full a replica's KV cache may be, as a part of kv_ceiling. Lower
+// bands leave tokens to higher ones; where nobody knows how many there are, their
+// ceilings count for the cache as they do for the queue.
+func (q question) kvLimit(tokensKnown bool) float64 {
+	if q.higher && !tokensKnown {
+		return q.ceiling
+	}
+	return max(1, q.ceiling)
+}
+
+// headroom returns how many slots, and tokens, a band leaves free for those above
+// it.
+func (s *set) headroom(band int, now time.Time) (slots, tokens float64) {
+	add := func(o *set, share float64) {
+		d := &o.demand[band]
+		h := math.Ceil(share * float64(d.headroom(o.above(band), now)))
+		slots, tokens = slots+h, tokens+h*d.size.value
+	}
+	add(s, 1)
+	for _, n := range s.neighbours() {
+		if band < len(n.set.demand) {
+			add(n.set, n.share)
+		}
+	}
+	return slots, tokens
+}
+
+// above returns how many slots requests of higher bands have.
+func (s *set) above(band int) (n int64) {
+	for i := range band {
+		n += s.running[i]
+	}
+	return n
+}
+
+// went notes that a request of a band was let go, for those below it.
+func (s *set) went(band int, slots int64) {
+	s.leases++
+	s.running[band] += slots
+	s.turns[band] = 0
+	for i := band + 1; i < len(s.turns); i++ {
+		s.turns[i]++
+		for _, n := range s.neighbours() {
+			if i < len(n.set.turns) {
+				n.set.turns[i]++
+			}
+		}
+	}
+}
+
+// bound bounds what is left free of slots and tokens: never more than half, or a
+// burst would leave replicas idle for long.
+func (v *view) bound(slots, tokens float64) (_, _ float64) {
+	return min(slots, math.Floor(v.slots/2)), min(tokens, v.allTokens/2)
+}
+
+// arrive notes a request of a band, that takes so many slots and will hold so many
+// tokens, for those below it.
+func (s *set) arrive(band int, slots, tokens int64, now time.Time) {
+	s.front.Load().arrive(band, now)
+	if band+1 == len(s.demand) {
+		return
+	}
+	rate := 0.0
+	if s.held.known && s.held.value > 0 {
+		rate = s.slots / s.held.value
+	}
+	for lower := band + 1; lower < len(s.demand); lower++ {
+		s.demand[lower].arrive(now, rate, slots, s.above(lower)+slots, tokens)
+	}
+}
+
+// The reasons for which a request waits.
+const (
+	WaitSaturated = "saturated"  // the replicas are above the band's ceiling
+	WaitHeadroom  = "headroom"   // what is free is left for higher bands
+	WaitPaced     = "paced"      // requests of the band went a moment ago
+	WaitTokens    = "kv_tokens"  // no replica has room for its tokens
+	WaitFull      = "full"       // the replicas refuse more than they have
+	WaitReplica   = "no_replica" // none may be given work
+	WaitTurn      = "turn"       // others were there before
+)
+
+// mayGo says whether a request of a band that takes so many slots and holds so many
+// tokens may go now: "" if it may, else why not, and when that ends if it is a matter
+// of time alone. It needs mu.
+func (s *set) mayGo(b *Band, band int, slots, tokens int64, now time.Time) (v view, reason string, again time.Time) {
+	h, spare := s.headroom(band, now)
+	v = s.look(now, question{slots: slots, tokens: tokens, ceiling: b.Ceiling, higher: h > 0, low: b.low})
+	s.measure(&v)
+	leaves, spare := v.bound(h, spare)
+	if reason = v.judge(b, tokens, leaves, spare); reason != "" || h == 0 || b.Ceiling >= Unlimited || math.IsInf(v.free, 1) {
+		return v, reason, again
+	}
+	if now.Before(s.paced[band]) && v.free <= v.slots/2 {
+		return v, WaitPaced, s.paced[band]
+	}
+	return v, "", again
+}
+
+// judge is mayGo by what there is, with so many slots and tokens to leave free.
+func (v *view) judge(b *Band, tokens int64, slots, spare float64) string {
+	switch {
+	case v.ready == 0 && v.full > 0:
+		return WaitFull
+	case v.ready == 0:
+		return WaitReplica
+	case b.Ceiling >= Unlimited:
+		return ""
+	case !v.fits:
+		return WaitTokens
+	case v.own > b.Ceiling:
+		return WaitSaturated
+	case tokens > 0 && !v.idle && v.freeTokens-float64(tokens) < spare:
+		return WaitHeadroom
+	case slots > 0 && v.free-v.need < min(slots, v.slots-v.need): // a wide one may go into idle replicas
+		return WaitHeadroom
+	}
+	return ""
+}
+
+// pace keeps requests of a band that leaves headroom from going all at once, at
+// twice the rate at most at which slots are freed: what goes together ends
+// together, and between two such ends no slot is freed for whoever comes.
+func (s *set) pace(band int, v view, now time.Time) {
+	if h, _ := s.headroom(band, now); h == 0 || !s.held.known || math.IsInf(v.slots, 1) {
+		return
+	}
+	gap := time.Duration(v.need * s.held.value / v.slots / 2 * float64(time.Second))
+	last := s.paced[band]
+	if last.Before(now.Add(-gap)) {
+		last = now.Add(-gap)
+	}
+	s.paced[band] = last.Add(gap)
+}

@@ -1,0 +1,164 @@
+package exchange
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/llmgw/llmgw/modules/internal/admit"
+	"github.com/llmgw/llmgw/modules/internal/catalog"
+	"github.com/llmgw/llmgw/modules/internal/openai"
+)
+
+// Class is who a request counts as when it has to wait.
+type Class struct {
+	// Band is its band; one that does not exist, or none, is the default one.
+	Band string
+	// Tenant is who takes turns with others in the band.
+	Tenant string
+	// Weight is how much the tenant gets beside others, 1 is normal, 0 is 1.
+	Weight float64
+}
+
+// Admit waits until the request may go to a replica of its model. While that has
+// none that may be used, a fallback's are waited for, if there is one. An error says
+// why it may not go.
+func (x *Exchange) Admit(ctx context.Context, c Class) error {
+	if x.rt.Gate == nil || x.Model == nil || x.Route.Work == WorkNone {
+		return nil
+	}
+	x.mu.Lock()
+	held := x.lease != nil
+	x.mu.Unlock()
+	if held { // a handler before has asked
+		return nil
+	}
+	x.class = c
+	for {
+		m, at := x.Serving(), x.rt.Now()
+		lease, err := x.rt.Gate.Acquire(ctx, x.admission(m))
+		if err == nil {
+			return x.keepLease(lease)
+		}
+		x.mu.Lock()
+		x.waited += x.rt.Now().Sub(at)
+		x.mu.Unlock()
+		refused, ok := errors.AsType[*admit.RejectedError](err)
+		if !ok {
+			return err // the client was gone before
+		}
+		x.mu.Lock()
+		x.band = refused.Band
+		x.mu.Unlock()
+		switch refused.Reason {
+		case admit.ReasonGone:
+			return err
+		case admit.ReasonNoReplica:
+		default:
+			err = rejection(m, refused)
+			x.Fail(err)
+			return err
+		}
+		x.mu.Lock()
+		other := x.fallback()
+		if other != nil {
+			x.serving, x.tries = other, 0
+			x.passed++
+		}
+		x.mu.Unlock()
+		if other == nil {
+			return nil // the pick says what is wrong with each replica
+		}
+	}
+}
+
+// admission is what the gate knows of the request.
+func (x *Exchange) admission(m *catalog.Model) *admit.Request {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	r := Admission(m, &x.Fields, x.body, x.Route.Work)
+	r.Band, r.Tenant, r.Weight, r.Deadline = x.class.Band, x.class.Tenant, x.class.Weight, x.Wishes.Deadline
+	r.Elsewhere = x.fallback() != nil
+	return r
+}
+
+// Admission is what the gate is told of a request for a model whose body was scanned,
+// less whose it is.
+func Admission(m *catalog.Model, f *openai.Fields, body []byte, work Work) *admit.Request {
+	prompts := f.Prompts(body)
+	r := &admit.Request{
+		Model: m, Bytes: int64(len(body)), Sequences: f.Sequences(prompts), Prompt: int64(PromptTokens(f)),
+	}
+	if work == WorkGenerate {
+		r.Holds, r.Output = true, prompts*int64(OutputTokens(f))
+		if prompts == 1 { // else each is a sequence of its own
+			r.Least = int64(f.PromptBytes/sparse) + f.MaxTokens
+		}
+	}
+	return r
+}
+
+// sparse is how many bytes of JSON make a token at most, in a prompt of any length:
+// a request that is refused for its size must be too large, and text with many
+// escapes or blanks has far fewer tokens than [PromptTokens] thinks.
+const sparse = 12
+
+// keepLease makes the lease the exchange's, which may have ended meanwhile.
+func (x *Exchange) keepLease(l *admit.Lease) error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.ended {
+		l.Release(-1)
+		return errEnded
+	}
+	x.lease, x.band = l, l.Band()
+	// While it waited its model may have got other replicas, with another config or
+	// since engines were asked what they serve: it was let go to these.
+	if m := l.Model(); m != x.serving {
+		if x.serving == x.Model {
+			x.Model = m
+		}
+		x.serving = m
+	}
+	return nil
+}
+
+// Band returns the name of the band that the request counted as, "" if it never came
+// to that.
+func (x *Exchange) Band() string {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.band
+}
+
+// Queued returns how long the request has waited for its turn.
+func (x *Exchange) Queued() time.Duration {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.queued()
+}
+
+func (x *Exchange) queued() time.Duration {
+	if x.lease == nil {
+		return x.waited
+	}
+	return x.waited + x.lease.Waited()
+}
+
+// rejection gives what the gate said its class, and tells the client what to do.
+func rejection(m *catalog.Model, r *admit.RejectedError) error {
+	var err error
+	switch r.Reason {
+	case admit.ReasonFull:
+		err = Fail(ErrQueueFull, "too many requests wait for the model `%s`, or too large ones, for one more of the band %s", m.Name, r.Band)
+	case admit.ReasonDisplaced:
+		err = Fail(ErrDisplaced, "the request had to make room for one of a higher band than %s", r.Band)
+	case admit.ReasonDeadline:
+		err = Fail(ErrDeadline, "the request would wait longer for the model `%s` than it may", m.Name)
+	case admit.ReasonTooLarge:
+		return Fail(ErrTokens, "the request needs more tokens than any replica of the model `%s` can hold: %d", m.Name, r.Room)
+	default:
+		err = Fail(ErrQueueTimeout, "the request has waited for the model `%s` as long as it may", m.Name)
+	}
+	return retryIn(err, r.RetryAfter)
+}

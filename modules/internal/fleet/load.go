@@ -1,0 +1,128 @@
+package fleet
+
+import (
+	"time"
+
+	"github.com/llmgw/llmgw/modules/schedule"
+)
+
+// Load is what a replica is estimated to have at a moment: what the engine said
+// last, moved on by what the gateway has sent it and got back since.
+type Load struct {
+	// State says whether it may be given work.
+	State schedule.State
+	// Total is how many requests it has.
+	Total float64
+	// Queued is how many requests wait in it: those beyond its batch capacity, or
+	// beyond what it ran when it last said that some wait.
+	Queued float64
+	// Free is how many more it can run at once: below 0 never, and Unknown while
+	// nobody has seen it full.
+	Free schedule.Gauge
+	// Slots is how many it can run at once, Unknown while nobody has seen it full.
+	Slots schedule.Gauge
+	// Proven is the most that it was seen to run at once, Unknown while it says
+	// nothing of what it runs.
+	Proven schedule.Gauge
+	// KVUsage is the share of its KV blocks in use, as last scraped.
+	KVUsage schedule.Gauge
+	// Tokens is how many it can hold, FreeTokens how many of these are free;
+	// both Unknown if it does not say.
+	Tokens, FreeTokens schedule.Gauge
+	// Turn is for [Replica.Reserve].
+	Turn uint64
+}
+
+// Plus returns the estimate with n requests more, or fewer with n below 0.
+func (l Load) Plus(n float64) Load {
+	l.Total += n
+	switch {
+	case l.Slots.Known():
+		l.Queued = max(0, l.Total-float64(l.Slots))
+		l.Free = schedule.Gauge(max(0, float64(l.Slots)-l.Total))
+	case l.Queued > 0:
+		l.Queued = max(0, l.Queued+n)
+	}
+	return l
+}
+
+// Load returns the estimate. slots is the batch capacity where config says so; 0
+// takes the one that was learnt. It takes no lock and does not allocate.
+func (r *Replica) Load(now time.Time, slots int) Load {
+	s := r.Stats()
+	turn := r.reserved.Load() // first: what is placed meanwhile counts twice, and not never
+	inflight := r.inflight.Load()
+	own := float64(inflight + r.extra.Load() + int64(turn&(1<<reservedBits-1)))
+	l := Load{
+		Turn: turn, State: r.state(now, inflight), Free: schedule.Unknown, Slots: schedule.Unknown,
+		Proven: schedule.Unknown, KVUsage: schedule.Unknown, Tokens: schedule.Unknown, FreeTokens: schedule.Unknown,
+	}
+	total := own
+	if s.counts(now) {
+		// What others have on it is what it has beyond what was the gateway's then.
+		waiting, running := s.Waiting.Or(0), s.Running.Or(0)
+		total = max(own, waiting+running+own-float64(s.own))
+		l.KVUsage = s.KVUsage
+		if s.Running.Known() {
+			l.Proven = schedule.Gauge(r.proven.Load())
+		}
+		if waiting > 0 && s.Running.Known() {
+			l.Queued = max(0, total-running)
+		}
+		if n := float64(s.BlockSize) * float64(s.Blocks); n > 0 && s.KVUsage.Known() {
+			l.Tokens = schedule.Gauge(n)
+			l.FreeTokens = schedule.Gauge(n - r.used(s, n))
+		}
+	}
+	if slots == 0 {
+		slots = int(r.batch.Load())
+	}
+	l.Total = total
+	if slots > 0 {
+		l.Slots = schedule.Gauge(slots)
+	}
+	return l.Plus(0)
+}
+
+// used estimates how many of n tokens of the KV cache are in use or promised. What
+// it said is moved on by the requests that have gone there since; those that waited
+// in the engine then had nothing in the cache yet; and of requests that have ended
+// what they had there is free, which is not what they were expected to need. Prompts
+// that share a prefix hold it once: so the tokens of what runs are not added up.
+func (r *Replica) used(s *Stats, n float64) float64 {
+	then, now := float64(s.ownTokens), float64(r.pending.Load())
+	used, own := float64(s.KVUsage)*n, 1.0
+	if waiting, running := s.Waiting.Or(0), s.Running.Or(0); waiting+running > 0 {
+		used += then * waiting / (waiting + running)
+		own = min(1, float64(s.own)/(waiting+running))
+	}
+	if now < then {
+		used -= used * own * (1 - now/then)
+	} else {
+		used += now - then
+	}
+	return used + float64(r.reservedTokens.Load())
+}
+
+// reservedBits are the bits of a replica's reserved that count those of now.
+const reservedBits = 24
+
+// Reserve counts a request of so many sequences and tokens that may go to the
+// replica and has not been sent to any yet, if nothing was reserved since the [Load]
+// with this Turn was taken. Otherwise it returns false, and the caller must look
+// again. So no two reservations take the same room, and neither waits for a lock. The
+// caller must call Unreserve with the same numbers.
+func (r *Replica) Reserve(turn uint64, sequences, tokens int64) bool {
+	r.reservedTokens.Add(tokens) // first: who sees the request sees its tokens
+	if !r.reserved.CompareAndSwap(turn, turn+1<<reservedBits+uint64(sequences)) {
+		r.reservedTokens.Add(-tokens)
+		return false
+	}
+	return true
+}
+
+// Unreserve ends what Reserve began.
+func (r *Replica) Unreserve(sequences, tokens int64) {
+	r.reserved.Add(-uint64(sequences))
+	r.reservedTokens.Add(-tokens)
+}

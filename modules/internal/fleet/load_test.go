@@ -1,0 +1,125 @@
+package fleet
+
+import (
+	"net/url"
+	"testing"
+	"time"
+
+	"github.com/llmgw/llmgw/modules/schedule"
+)
+
+// The estimate follows what the gateway sends and gets back between two scrapes.
+func TestLoadMovesOnFromTheScrape(t *testing.T) {
+	c := newClock()
+	r := hold(t, c)
+	if l := r.Load(c.now(), 0); l.State != schedule.Ready || l.Total != 0 || l.Queued != 0 || l.Free.Known() || l.Slots.Known() || l.Tokens.Known() {
+		t.Errorf("nothing is known: %+v", l)
+	}
+	slots := take(t, r, 6)
+	// Two of the twelve are others'.
+	r.SetStats(&Stats{At: c.now(), Waiting: 4, Running: 4, KVUsage: 0.5, BlockSize: 16, Blocks: 100})
+	expect := func(what string, queued float64, free schedule.Gauge, tokens float64) {
+		t.Helper()
+		if l := r.Load(c.now(), 0); l.Queued != queued || l.Free != free || l.Slots != 4 || float64(l.FreeTokens) != tokens || l.Tokens != 1600 {
+			t.Errorf("%s: %+v, want %v queued, %v free, %v tokens", what, l, queued, free, tokens)
+		}
+	}
+	expect("as scraped", 4, 0, 797) // half of the 6 tokens wait, too
+	slots = append(slots, take(t, r, 1)...)
+	expect("one more", 5, 0, 796)
+	if !r.Reserve(r.Load(c.now(), 0).Turn, 1, 100) {
+		t.Fatal("nothing was reserved in between")
+	}
+	expect("and one that may come", 6, 0, 696)
+	r.Unreserve(1, 100)
+	for _, s := range slots {
+		s.Release()
+	}
+	// Two of another gateway's are left: 6 were this one's.
+	expect("all but others' have ended", 0, 2, 1600-803.0/4)
+	c.advance(StatsMaxAge + 1)
+	if l := r.Load(c.now(), 0); l.Queued != 0 || l.Free != 4 || l.FreeTokens.Known() || l.KVUsage.Known() || l.Total != 0 {
+		t.Errorf("too old: %+v", l)
+	}
+}
+
+// Requests that wait for memory say nothing of how many could run.
+func TestCapacityIsNotLearntFromAFullCache(t *testing.T) {
+	c := newClock()
+	r := hold(t, c)
+	r.SetStats(&Stats{At: c.now(), Waiting: 4, Running: 2, KVUsage: 0.97})
+	if l := r.Load(c.now(), 0); l.Slots.Known() || l.Queued != 4 {
+		t.Errorf("%+v", l)
+	}
+	take(t, r, 3)
+	if l := r.Load(c.now(), 0); l.Queued != 7 {
+		t.Errorf("after three more: %+v", l)
+	}
+}
+
+func TestDeclaredSlots(t *testing.T) {
+	c := newClock()
+	r := hold(t, c)
+	r.SetStats(&Stats{At: c.now(), Waiting: 2, Running: 7, KVUsage: 0.1})
+	take(t, r, 5)
+	if l := r.Load(c.now(), 3); l.Slots != 3 || l.Queued != 11 || l.Free != 0 {
+		t.Errorf("declared: %+v", l)
+	}
+	if l := r.Load(c.now(), 0); l.Slots != 7 {
+		t.Errorf("learnt: %+v", l)
+	}
+}
+
+// TestFailedScrapeKeepsTheBaseline: values that are stored again are moved on from
+// when they were new.
+func TestFailedScrapeKeepsTheBaseline(t *testing.T) {
+	now := time.Unix(1_800_000_000, 0)
+	r := newReplica(&url.URL{Scheme: "http", Host: "gpu1:8000"}, func() time.Time { return now })
+	stats := Stats{At: now, Waiting: 4, Running: 4, KVUsage: 0, BlockSize: 10, Blocks: 1000}
+	r.SetStats(&stats)
+	var slots []Slot
+	for range 4 {
+		s, _ := r.Take(-1, 1000)
+		slots = append(slots, s)
+	}
+	before := r.Load(now, 4)
+	again := *r.Stats()
+	again.Failed = "timeout"
+	r.SetStats(&again)
+	if after := r.Load(now, 4); after.Total != before.Total || after.FreeTokens != before.FreeTokens || after.Total != 12 || after.FreeTokens != 6000 {
+		t.Errorf("%+v, before the failure %+v", after, before)
+	}
+	for _, s := range slots {
+		s.Release()
+	}
+}
+
+// TestTokensInUse: those that wait in the engine have no tokens in its cache yet, and
+// those that end free what they had there.
+func TestTokensInUse(t *testing.T) {
+	now := time.Unix(1_800_000_000, 0)
+	r := newReplica(&url.URL{Scheme: "http", Host: "gpu1:8000"}, func() time.Time { return now })
+	var slots []Slot
+	for range 4 {
+		s, _ := r.Take(-1, 1000)
+		slots = append(slots, s)
+	}
+	r.SetStats(&Stats{At: now, Waiting: 2, Running: 2, KVUsage: 0.1, BlockSize: 10, Blocks: 1000})
+	free := func() float64 { return float64(r.Load(now, 0).FreeTokens) }
+	if got := free(); got != 10_000-1000-2000 {
+		t.Errorf("%v are free with two that run and two that wait", got)
+	}
+	if !r.Reserve(r.Load(now, 0).Turn, 1, 500) {
+		t.Fatal("nothing was reserved in between")
+	}
+	if got := free(); got != 10_000-1000-2000-500 {
+		t.Errorf("%v are free with 500 promised", got)
+	}
+	r.Unreserve(1, 500)
+	for _, s := range slots {
+		s.Release()
+	}
+	if got := free(); got != 10_000 {
+		t.Errorf("%v are free when all have ended", got)
+	}
+}
