@@ -32,12 +32,15 @@ const (
 	ramp        = time.Second           // streams begin within
 )
 
-func post(ctx context.Context, c *http.Client, url, body string) (*http.Response, error) {
+func post(ctx context.Context, c *http.Client, url, body string, headers ...string) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/v1/chat/completions", strings.NewReader(body))
 	if err != nil {
 		return nil, err
 	}
 	req.Header.Set("Content-Type", "application/json")
+	for i := 0; i < len(headers); i += 2 {
+		req.Header.Set(headers[i], headers[i+1])
+	}
 	return c.Do(req)
 }
 
@@ -75,8 +78,8 @@ func closedLoop(ctx context.Context, url string, d time.Duration) (int, error) {
 	return int(done.Load()), ctx.Err()
 }
 
-func once(ctx context.Context, c *http.Client, url string) error {
-	res, err := post(ctx, c, url, plainBody)
+func once(ctx context.Context, c *http.Client, url string, headers ...string) error {
+	res, err := post(ctx, c, url, plainBody, headers...)
 	if err != nil {
 		return err
 	}
@@ -163,7 +166,7 @@ func stream(ctx context.Context, c *http.Client, url, body string) (n int, err e
 }
 
 // startReplicas runs the fake replicas as a process of their own and returns
-// their addresses.
+// their addresses: first those that answer at once, then those with few slots.
 func startReplicas(ctx context.Context, c *children) ([]string, error) {
 	exe, err := os.Executable()
 	if err != nil {
@@ -186,15 +189,19 @@ func startReplicas(ctx context.Context, c *children) ([]string, error) {
 // serveReplicas is that process.
 func serveReplicas(ctx context.Context) error {
 	var addresses []string
-	ended := make(chan error, replicas)
-	for range replicas {
+	ended := make(chan error, 2*replicas)
+	for i := range 2 * replicas {
+		var handler http.Handler = http.HandlerFunc(replica)
+		if i >= replicas {
+			handler = &slotted{running: make(chan struct{}, slots)}
+		}
 		ln, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
 		if err != nil {
 			return err
 		}
 		addresses = append(addresses, ln.Addr().String())
 		go func() {
-			s := &http.Server{Handler: http.HandlerFunc(replica), ReadHeaderTimeout: time.Minute}
+			s := &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute}
 			ended <- s.Serve(ln)
 		}()
 	}

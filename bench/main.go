@@ -1,7 +1,8 @@
 // Command bench measures what the gateway costs beside Caddy's plain
 // reverse_proxy with least_conn, in the same binary and the same run: CPU time
 // per request and per streamed token, latency, memory. Milliseconds differ from
-// machine to machine, ratios hardly do.
+// machine to machine, ratios hardly do. It also measures how little of a flood of
+// one priority band another one notices.
 //
 //	go run ./bench [-binary bin/llmgw] [-runs 8] [-seconds 4] [-only token] [-check]
 //
@@ -68,7 +69,8 @@ var promises = []promise{
 const overheadLimit = 2 * time.Millisecond
 
 func bench(ctx context.Context, binary, only string, runs int, d time.Duration, check bool) error {
-	if !slices.ContainsFunc(promises, func(p promise) bool { return strings.Contains(p.name, only) }) {
+	isolated := only == "" || only == isolationName
+	if !isolated && !slices.ContainsFunc(promises, func(p promise) bool { return strings.Contains(p.name, only) }) {
 		return fmt.Errorf("-only %q: nothing that is measured has this in its name", only)
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -79,7 +81,7 @@ func bench(ctx context.Context, binary, only string, runs int, d time.Duration, 
 		return err
 	}
 	start := func(ctx context.Context, c *children) (pair [2]*proxy, err error) {
-		list := strings.Join(addresses, " ")
+		list := strings.Join(addresses[:replicas], " ")
 		if pair[0], err = startProxy(ctx, c, binary, "reverse_proxy "+list+" {\n\t\tlb_policy least_conn\n\t}", ""); err == nil {
 			pair[1], err = startProxy(ctx, c, binary, "llm", "llmgw {\n\t\tmodel m {\n\t\t\tendpoint "+list+"\n\t\t}\n\t}")
 		}
@@ -114,6 +116,16 @@ func bench(ctx context.Context, binary, only string, runs int, d time.Duration, 
 			missed = append(missed, fmt.Errorf("%s: ratio %.2f is above %.2f", p.name, r, p.ratio))
 		}
 	}
+	if isolated {
+		m, err := isolation(ctx, binary, addresses[replicas:])
+		if err != nil {
+			return err
+		}
+		missed = append(missed, m)
+	}
+	if only == isolationName {
+		return reported(missed, check)
+	}
 	p99, err := pair[1].overhead(ctx)
 	if err != nil {
 		return err
@@ -122,6 +134,11 @@ func bench(ctx context.Context, binary, only string, runs int, d time.Duration, 
 	if p99 > overheadLimit {
 		missed = append(missed, fmt.Errorf("overhead %v is above %v", p99, overheadLimit))
 	}
+	return reported(missed, check)
+}
+
+// reported returns what is not as promised, if that is to fail the run.
+func reported(missed []error, check bool) error {
 	if check {
 		return errors.Join(missed...)
 	}

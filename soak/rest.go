@@ -134,15 +134,19 @@ func (s *soak) replicas(ctx context.Context) ([]replica, error) {
 	return list, json.Unmarshal(text, &list)
 }
 
-// unsettled says what is not at rest: a replica that is not ready or has work, or
-// bodies that are held.
+// unsettled says what is not at rest: a replica that is not ready or has work,
+// requests that wait, or bodies that are held.
 func (s *soak) unsettled(ctx context.Context) []string {
 	list, err := s.replicas(ctx)
 	series, err2 := s.metrics(ctx)
-	if err := errors.Join(err, err2); err != nil {
+	_, queue, err3 := s.gateway.admin(ctx, "/llmgw/queue", "", "")
+	if err := errors.Join(err, err2, err3); err != nil {
 		return []string{err.Error()}
 	}
 	var faults []string
+	if q := strings.TrimSpace(string(queue)); q != "[]" {
+		faults = append(faults, "requests wait: "+q)
+	}
 	if len(list) != engines {
 		faults = append(faults, fmt.Sprintf("%d replicas are listed, want %d", len(list), engines))
 	}

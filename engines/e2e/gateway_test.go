@@ -82,11 +82,26 @@ func (r *rig) caddyfile() string {
 		key %s
 	}
 }
+
+%s {
+	bind 127.0.0.1
+	llm {
+		band {http.request.header.X-Band}
+	}
+}
+
+%s {
+	bind 127.0.0.1
+	route {
+		llm_api
+		llm_proxy
+	}
+}
 `, host(r.adminURL),
 		host(r.vllmURL[0]), host(r.vllmURL[1]), host(r.llamaURL), host(r.minilmURL), host(r.simURL),
 		recordedTiny, host(r.recorders[recordedTiny].url), recordedSmol, host(r.recorders[recordedSmol].url),
 		doomed, host(r.doomedURL), host(r.vllmURL[1]),
-		r.gatewayURL, r.accessLog, r.keyedURL, testKey)
+		r.gatewayURL, r.accessLog, r.keyedURL, testKey, r.bandsURL, r.openURL)
 }
 
 // replica is what the admin API says of one, as far as the tests care.

@@ -41,6 +41,8 @@ type rig struct {
 
 	gatewayURL string // no keys, debug headers
 	keyedURL   string // wants the key
+	bandsURL   string // takes the band from the header X-Band
+	openURL    string // without admission
 	adminURL   string
 	accessLog  string
 }
@@ -108,13 +110,13 @@ func (r *rig) start(k *keeper) error {
 			return fmt.Errorf("%s: %w\n%s", strings.Join(c, " "), err, out)
 		}
 	}
-	ports, err := freePorts(9)
+	ports, err := freePorts(11)
 	if err != nil {
 		return err
 	}
 	for i, where := range []*string{
 		&r.vllmURL[0], &r.vllmURL[1], &r.minilmURL, &r.llamaURL, &r.simURL, &r.gatewayURL, &r.keyedURL, &r.adminURL,
-		&r.doomedURL,
+		&r.doomedURL, &r.bandsURL, &r.openURL,
 	} {
 		*where = "http://127.0.0.1:" + ports[i]
 	}
