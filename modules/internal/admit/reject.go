@@ -71,7 +71,7 @@ func (g *Gate) refuse(w *waiter, reason Reason, wait time.Duration) *RejectedErr
 			wait, known = w.set.wait(w, &g.bands[w.band], g.now())
 		}
 		if !known && (reason == ReasonTTL || reason == ReasonDeadline) { // its turn did not come in all that time
-			wait = g.now().Sub(w.since)
+			wait = w.deadline.Sub(w.since)
 		}
 		r.RetryAfter = min(max(wait, leastWait), mostWait)
 	case ReasonTooLarge:
