@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"math"
 	"time"
 
 	"github.com/llmgw/llmgw/modules/schedule"
@@ -31,17 +32,17 @@ type Load struct {
 	Tokens, FreeTokens schedule.Gauge
 	// Turn is for [Replica.Reserve].
 	Turn uint64
+
+	limit schedule.Gauge // what it ran when it last said that requests wait in it
 }
 
 // Plus returns the estimate with n requests more, or fewer with n below 0.
 func (l Load) Plus(n float64) Load {
 	l.Total += n
-	switch {
-	case l.Slots.Known():
-		l.Queued = max(0, l.Total-float64(l.Slots))
-		l.Free = schedule.Gauge(max(0, float64(l.Slots)-l.Total))
-	case l.Queued > 0:
-		l.Queued = max(0, l.Queued+n)
+	// What waits does so for a reason, which may be another than the slots.
+	if runs := min(l.Slots.Or(math.Inf(1)), l.limit.Or(math.Inf(1))); !math.IsInf(runs, 1) {
+		l.Queued = max(0, l.Total-runs)
+		l.Free = schedule.Gauge(max(0, runs-l.Total))
 	}
 	return l
 }
@@ -56,6 +57,10 @@ func (r *Replica) Load(now time.Time, slots int) Load {
 	l := Load{
 		Turn: turn, State: r.state(now, inflight), Free: schedule.Unknown, Slots: schedule.Unknown,
 		Proven: schedule.Unknown, KVUsage: schedule.Unknown, Tokens: schedule.Unknown, FreeTokens: schedule.Unknown,
+		limit: schedule.Unknown,
+	}
+	if slots == 0 {
+		slots = int(r.batch.Load())
 	}
 	total := own
 	if s.counts(now) {
@@ -66,16 +71,13 @@ func (r *Replica) Load(now time.Time, slots int) Load {
 		if s.Running.Known() {
 			l.Proven = schedule.Gauge(r.proven.Load())
 		}
-		if waiting > 0 && s.Running.Known() {
-			l.Queued = max(0, total-running)
+		if s.Running.Known() && (s.queues() || slots == 0 && waiting > 0) {
+			l.limit = schedule.Gauge(running)
 		}
 		if n := float64(s.BlockSize) * float64(s.Blocks); n > 0 && s.KVUsage.Known() {
 			l.Tokens = schedule.Gauge(n)
 			l.FreeTokens = schedule.Gauge(n - r.used(s, n))
 		}
-	}
-	if slots == 0 {
-		slots = int(r.batch.Load())
 	}
 	l.Total = total
 	if slots > 0 {
@@ -92,9 +94,13 @@ func (r *Replica) Load(now time.Time, slots int) Load {
 func (r *Replica) used(s *Stats, n float64) float64 {
 	then, now := float64(s.ownTokens), float64(r.pending.Load())
 	used, own := float64(s.KVUsage)*n, 1.0
-	if waiting, running := s.Waiting.Or(0), s.Running.Or(0); waiting+running > 0 {
+	waiting, running := s.Waiting.Or(0), s.Running.Or(0)
+	if waiting+running > 0 {
 		used += then * waiting / (waiting + running)
 		own = min(1, float64(s.own)/(waiting+running))
+	}
+	if sent := float64(s.own); waiting+running < sent { // the page lags behind
+		used += then * (1 - (waiting+running)/sent)
 	}
 	if now < then {
 		used -= used * own * (1 - now/then)

@@ -123,3 +123,53 @@ func TestTokensInUse(t *testing.T) {
 		t.Errorf("%v are free when all have ended", got)
 	}
 }
+
+// TestWhatWaitsIsSeen: an engine in which requests wait is full, however many it is said
+// or known to run: they wait for another reason then.
+func TestWhatWaitsIsSeen(t *testing.T) {
+	c := newClock()
+	r := hold(t, c)
+	r.SetStats(&Stats{At: c.now(), Waiting: 30, Running: 20, KVUsage: 0.6})
+	if l := r.Load(c.now(), 256); l.Queued != 30 || l.Free != 0 || l.Slots != 256 {
+		t.Errorf("30 wait: %+v", l)
+	}
+	if l := r.Load(c.now(), 256).Plus(-35); l.Queued != 0 || l.Free != 5 {
+		t.Errorf("35 have ended: %+v", l)
+	}
+	r.SetStats(&Stats{At: c.now(), Waiting: 1, Running: 20, KVUsage: 0.6})
+	if l := r.Load(c.now(), 256); l.Queued != 0 || l.Free != 235 {
+		t.Errorf("one waits for the next step: %+v", l)
+	}
+}
+
+// TestCapacityIsNotLearntFromSlowReaders: answers that clients have still to take are no
+// longer run.
+func TestCapacityIsNotLearntFromSlowReaders(t *testing.T) {
+	c := newClock()
+	r := hold(t, c)
+	for range 100 {
+		slot, _ := r.Take(-1, 1)
+		slot.Alive()
+		defer slot.Release()
+	}
+	r.SetStats(&Stats{At: c.now(), Waiting: 20, Running: 8, KVUsage: 0.5})
+	if l := r.Load(c.now(), 0); l.Slots != 8 {
+		t.Errorf("it runs 8, and %v are learnt", l.Slots)
+	}
+}
+
+// TestR07_TokensOfAPageThatLags: what it cannot have seen yet is not in its KV usage.
+func TestR07_TokensOfAPageThatLags(t *testing.T) {
+	c := newClock()
+	r := hold(t, c)
+	for range 10 {
+		slot, _ := r.Take(-1, 1000)
+		defer slot.Release()
+	}
+	for _, said := range []struct{ running, kv, free schedule.Gauge }{{0, 0, 6000}, {4, 0.25, 6000}, {10, 0.5, 8000}} {
+		r.SetStats(&Stats{At: c.now(), Waiting: 0, Running: said.running, KVUsage: said.kv, BlockSize: 16, Blocks: 1000})
+		if l := r.Load(c.now(), 0); l.FreeTokens != said.free {
+			t.Errorf("10 of 1,000 tokens each, and the page says %v run: %v are free, want %v", said.running, l.FreeTokens, said.free)
+		}
+	}
+}

@@ -44,6 +44,7 @@ type Replica struct {
 	// batch is the learnt batch capacity; 0 if it is not known. proven is the most
 	// that it was seen to run at once, answering how many have had an answer begin.
 	batch, proven, answering atomic.Int64
+	ran                      atomic.Int64 // the most that it said it ran
 	draining                 atomic.Bool
 	full                     full
 	page                     page
@@ -122,9 +123,10 @@ func (r *Replica) SetStats(s *Stats) {
 	}
 	running := int64(min(float64(s.Running), maxBatch))
 	r.prove(running)
+	r.ran.Store(max(r.ran.Load(), running))
 	switch seen := r.batch.Load(); {
 	case seen == 0 && running > 0 && s.full():
-		r.batch.Store(r.proven.Load())
+		r.batch.Store(r.ran.Load())
 	case seen > 0 && running > seen && s.Waiting > 0:
 		r.batch.Store(running)
 	case seen > 0 && running > seen:
@@ -132,11 +134,13 @@ func (r *Replica) SetStats(s *Stats) {
 	}
 }
 
-// full reports whether the engine runs as many requests as it can. One or two of many
-// wait for its next step alone, and others for memory.
-func (s *Stats) full() bool {
-	return float64(s.Waiting) >= max(2, float64(s.Running)/8) && !(s.KVUsage > kvFull)
-}
+// queues reports whether requests wait in the engine. One or two of many wait for its
+// next step alone.
+func (s *Stats) queues() bool { return float64(s.Waiting) >= max(2, float64(s.Running)/8) }
+
+// full reports whether the engine runs as many requests as it can. Others may wait for
+// memory.
+func (s *Stats) full() bool { return s.queues() && !(s.KVUsage > kvFull) }
 
 // prove notes that the engine runs so many requests at once.
 func (r *Replica) prove(running int64) {
@@ -167,6 +171,7 @@ func (r *Replica) Restarted() {
 	r.stats.Store(nil)
 	r.batch.Store(0)
 	r.proven.Store(0)
+	r.ran.Store(0)
 	r.full.reset()
 	r.page.reset()
 	r.Breaker.Reset()
