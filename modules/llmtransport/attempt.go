@@ -48,7 +48,7 @@ func (a *attempt) send(t *Transport, r *http.Request) (*http.Response, error) {
 	inner, err := t.over(settings)
 	if err != nil {
 		cancel(nil)
-		return nil, unconnected{err}
+		return nil, unfitError{err} // no replica is to blame
 	}
 	var stage atomic.Int32
 	traced := httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{

@@ -33,7 +33,7 @@ type Transport struct {
 	// config: the one without any under the zero key.
 	byTLS map[catalog.TLS]*reverseproxy.HTTPTransport
 
-	mu             sync.Mutex // guards byTLS
+	mu             sync.RWMutex // guards byTLS
 	ctx            caddy.Context
 	connectTimeout time.Duration
 }
@@ -74,13 +74,14 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 // over returns the transport for these TLS settings. Those that the config lacks are a
 // later one's, to whose replicas a request may go that has waited.
 func (t *Transport) over(settings catalog.TLS) (*reverseproxy.HTTPTransport, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if inner := t.byTLS[settings]; inner != nil {
+	t.mu.RLock()
+	inner := t.byTLS[settings]
+	t.mu.RUnlock()
+	if inner != nil {
 		return inner, nil
 	}
 	off := false
-	inner := &reverseproxy.HTTPTransport{
+	inner = &reverseproxy.HTTPTransport{
 		DialTimeout: caddy.Duration(t.connectTimeout),
 		Compression: &off,
 		KeepAlive: &reverseproxy.KeepAlive{
@@ -97,6 +98,11 @@ func (t *Transport) over(settings catalog.TLS) (*reverseproxy.HTTPTransport, err
 	}
 	inner.Transport.TLSClientConfig = config
 	inner.Transport.TLSHandshakeTimeout = t.connectTimeout
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if other := t.byTLS[settings]; other != nil { // made meanwhile
+		return other, nil
+	}
 	t.byTLS[settings] = inner
 	return inner, nil
 }

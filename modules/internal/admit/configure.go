@@ -96,15 +96,17 @@ func (g *Gate) adopt(bands []Band) {
 	g.top.Ceiling = min(g.top.Ceiling, 1) // even where its own never wait
 	for _, s := range g.sets {
 		demands, paced, ended := make([]demand, len(bands)), make([]time.Time, len(bands)), make([]drained, len(bands))
+		turns := make([]int, len(bands))
 		before, after := s.front.Load(), newFront(bands, g.shut)
 		for i, b := range bands {
 			if j := slices.IndexFunc(old, func(o Band) bool { return o.Name == b.Name }); j >= 0 {
-				demands[i], paced[i], ended[i] = s.demand[j], s.paced[j], s.drained[j]
+				demands[i], paced[i], ended[i], turns[i] = s.demand[j], s.paced[j], s.drained[j], s.turns[j]
 				after.last[i].Store(before.last[j].Load())
 			}
 		}
 		s.demand, s.paced, s.drained = demands, paced, ended
 		s.empty(len(bands))
+		s.turns = turns
 		s.front.Store(after)
 	}
 }
@@ -164,7 +166,9 @@ func (g *Gate) find(m *catalog.Model, now time.Time) *set {
 
 // forget drops the sets that nobody uses. It needs mu.
 func (g *Gate) forget(now time.Time) {
-	unused := func(s *set) bool { return s.waiting == 0 && now.Sub(time.Unix(s.used.Load(), 0)) > forgetAfter }
+	unused := func(s *set) bool {
+		return s.waiting == 0 && s.leases == 0 && now.Sub(time.Unix(s.used.Load(), 0)) > forgetAfter
+	}
 	n := len(g.sets)
 	maps.DeleteFunc(g.sets, func(_ string, s *set) bool { return unused(s) })
 	if len(g.sets) == n {

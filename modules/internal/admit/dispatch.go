@@ -46,12 +46,12 @@ func (g *Gate) dispatch(now time.Time, sets []*set) {
 func (g *Gate) round(sets []*set, now time.Time) (went []*set, again time.Time) {
 	g.rounds++
 	for _, s := range sets {
-		for w := g.owed(s, now); w != nil; w = g.owed(s, now) {
-			v, reason, _ := s.mayGo(&g.top, 0, w.insists(now), w.holds, now)
-			if reason != "" || !g.grant(w, v, now) {
-				break
+		for band := len(g.bands) - 1; band > 0; band-- {
+			w := g.owed(s, band, now)
+			if w == nil {
+				continue
 			}
-			if len(s.neighbours()) > 0 {
+			if v, reason, _ := s.mayGo(&g.top, 0, w, now); reason == "" && g.grant(w, v, now) && len(s.neighbours()) > 0 {
 				went = append(went, s)
 			}
 		}
@@ -115,7 +115,10 @@ func (w *waiter) patience() time.Duration {
 	return time.Duration(min(w.set.held.value, longest.Seconds()) * float64(time.Second))
 }
 
-// patient reports whether a request has waited for no longer than that.
+// patient reports whether a request has waited for no longer than that. Until then it
+// insists on all the slots that it takes. Where higher bands have some of them all the
+// time that never comes: so it goes with half of them then, which is what lower bands
+// leave free at most, and what it lacks waits in the engine.
 func (w *waiter) patient(now time.Time) bool { return now.Sub(w.since) <= w.patience() }
 
 // passes reports whether lower bands go on while w waits for this reason: for a while,
@@ -125,25 +128,13 @@ func (s *set) passes(w *waiter, reason string, now time.Time) bool {
 	return large && w.patient(now)
 }
 
-// insists returns for how many free slots a request waits: for all that it takes, for a
-// while. Where higher bands have some of them all the time that never comes, and the rest
-// of its sequences wait in the engine then.
-func (w *waiter) insists(now time.Time) int64 {
-	if w.patient(now) {
-		return w.slots
-	}
-	return 1
-}
-
 // owed returns the head of a band whose turn it is although higher ones wait, or have
 // what is free left for them: its oldest has waited for too long, and enough of these
 // have gone meanwhile. It needs mu.
-func (g *Gate) owed(s *set, now time.Time) *waiter {
-	for band := len(g.bands) - 1; band > 0; band-- {
-		oldest, aging := s.ages[band].first, g.bands[band].Aging
-		if s.turns[band] >= agingShare && oldest != nil && aging > 0 && now.Sub(oldest.w.since) >= aging {
-			return s.lanes[band].head()
-		}
+func (g *Gate) owed(s *set, band int, now time.Time) *waiter {
+	oldest, aging := s.ages[band].first, g.bands[band].Aging
+	if s.turns[band] >= agingShare && oldest != nil && aging > 0 && now.Sub(oldest.w.since) >= aging {
+		return s.lanes[band].head()
 	}
 	return nil
 }
@@ -169,7 +160,7 @@ func (g *Gate) turn(w *waiter, now time.Time) (first *waiter, v view, reason str
 				if other == nil {
 					continue
 				}
-				v, reason, again = o.mayGo(&g.bands[band], band, other.insists(now), other.holds, now)
+				v, reason, again = o.mayGo(&g.bands[band], band, other, now)
 				switch {
 				case reason == "":
 					return other, v, "", again
@@ -179,7 +170,7 @@ func (g *Gate) turn(w *waiter, now time.Time) (first *waiter, v view, reason str
 			}
 		}
 	}
-	v, reason, again = s.mayGo(&g.bands[w.band], w.band, w.insists(now), w.holds, now)
+	v, reason, again = s.mayGo(&g.bands[w.band], w.band, w, now)
 	return w, v, reason, again
 }
 
@@ -233,7 +224,7 @@ func (g *Gate) look() {
 	now := g.now()
 	var gone []*waiter
 	for _, s := range g.active {
-		if v := s.look(now, question{}); v.ready > 0 {
+		if v := s.look(now, question{}); v.ready+v.full > 0 {
 			continue
 		}
 		for i := range s.ages {

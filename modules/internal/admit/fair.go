@@ -120,14 +120,14 @@ func (l *lane) forget() {
 }
 
 // ahead estimates how many tokens go before a new request of the tenant: what it
-// has waiting itself, and of each other tenant as much again, in proportion to
-// the weights, but no more than there is.
+// has waiting itself, and of each other tenant as much again, whatever its weight,
+// but no more than there is.
 func (l *lane) ahead(tenant string, tokens int64) int64 {
-	own := int64(0)
-	if f := l.flows[tenant]; f != nil {
-		own = f.tokens
+	own, others := int64(0), int64(len(l.turn))
+	if f := l.flows[tenant]; f != nil && f.list.n > 0 {
+		own, others = f.tokens, others-1
 	}
-	return own + min(l.tokens-own, int64(len(l.turn))*(own+tokens))
+	return own + min(l.tokens-own, others*(own+tokens))
 }
 
 // flows is a heap of tenants.

@@ -33,6 +33,8 @@ type Request struct {
 	Sequences int64
 	// Bytes is the length of its body.
 	Bytes int64
+	// Waited is how long it has waited already, for another model.
+	Waited time.Duration
 	// Elsewhere says that another model serves it if this one has no replica that takes
 	// work: then it does not wait here for one.
 	Elsewhere bool
@@ -43,8 +45,8 @@ type Request struct {
 // Gate lets requests through. Safe for concurrent use.
 type Gate struct {
 	now func() time.Time
-	// Waited is called when a request has waited, with "" if it was let through,
-	// else why not; Refused, when one is refused. Nil means nobody cares. Both must
+	// Waited is called when a request was let through that has waited, Refused when one
+	// is refused. Nil means nobody cares. Both must
 	// be set before the first request and must not call the gate.
 	Waited  func(model, band string, d time.Duration)
 	Refused func(model, band string, reason Reason)
@@ -146,7 +148,7 @@ func (g *Gate) Acquire(ctx context.Context, r *Request) (*Lease, error) {
 	if w == nil {
 		return lease, err
 	}
-	expire := time.NewTimer(w.deadline.Sub(w.since))
+	expire := time.NewTimer(w.deadline.Sub(g.now()))
 	defer expire.Stop()
 	select {
 	case <-w.ready:
@@ -155,12 +157,12 @@ func (g *Gate) Acquire(ctx context.Context, r *Request) (*Lease, error) {
 	case <-ctx.Done():
 		g.leave(w, ReasonGone)
 	}
-	if err := ctx.Err(); err != nil {
-		w.lease.Release(-1) // if it went in the same moment
-		return nil, &RejectedError{Reason: ReasonGone, Band: w.name, cause: err}
-	}
 	if w.err != nil {
 		return nil, w.err
+	}
+	if err := ctx.Err(); err != nil { // it went in the same moment
+		w.lease.Release(-1)
+		return nil, &RejectedError{Reason: ReasonGone, Band: w.name, cause: err}
 	}
 	return w.lease, nil
 }
@@ -172,7 +174,7 @@ func (g *Gate) enter(r *Request, now time.Time) (*Lease, *waiter, error) {
 	s := g.set(r.Model, now)
 	w := &waiter{
 		model: r.Model, name: b.Name, band: band, tenant: r.Tenant, weight: r.Weight, elsewhere: r.Elsewhere,
-		slots: max(1, r.Sequences), tokens: r.Prompt + s.expect(r.Output), bytes: r.Bytes, since: now, set: s,
+		slots: max(1, r.Sequences), tokens: r.Prompt + s.expect(r.Output), bytes: r.Bytes, since: now.Add(-r.Waited), set: s,
 	}
 	if r.Holds {
 		w.holds = w.tokens
@@ -180,7 +182,7 @@ func (g *Gate) enter(r *Request, now time.Time) (*Lease, *waiter, error) {
 	if !(w.weight > 0) {
 		w.weight = 1
 	}
-	v, reason, again := s.mayGo(b, band, w.slots, w.holds, now)
+	v, reason, again := s.mayGo(b, band, w, now)
 	if v.ready > 0 && float64(r.Least) > v.room {
 		return nil, nil, g.refuse(w, ReasonTooLarge, 0)
 	}
@@ -255,6 +257,7 @@ func (g *Gate) enqueue(w *waiter, now time.Time) {
 	g.waiting.Add(1)
 	w.inFlow.w, w.inAge.w, w.inBand.w, w.inShare.w = w, w, w, w
 	s.lanes[w.band].push(w)
+	s.standing[w.band] += w.slots
 	s.mark(w.band)
 	s.ages[w.band].add(&w.inAge)
 	q := g.models[w.model.Name]
@@ -283,6 +286,7 @@ func (g *Gate) dequeue(w *waiter, goes bool) {
 	} else {
 		w.lane.remove(w)
 	}
+	s.standing[w.band] -= w.slots
 	s.mark(w.band)
 	s.ages[w.band].remove(&w.inAge)
 	g.waiting.Add(-1)
@@ -316,7 +320,11 @@ func (g *Gate) leave(w *waiter, reason Reason) {
 		reason = ReasonDeadline
 	}
 	g.dequeue(w, false)
-	w.err = g.refuse(w, reason, 0)
+	err := g.refuse(w, reason, 0)
+	if reason == ReasonGone {
+		err.cause = context.Canceled
+	}
+	w.err = err
 	g.dispatch(now, w.set.around())
 }
 

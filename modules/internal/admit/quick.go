@@ -111,7 +111,7 @@ func (g *Gate) pass(r *Request, now time.Time) *Lease {
 			}
 			f.arrive(band, now)
 			l := &Lease{
-				gate: g, set: s, model: r.Model, at: now, slots: slots, tokens: tokens, holds: holds,
+				gate: g, set: s, model: r.Model, at: now, waited: r.Waited, slots: slots, tokens: tokens, holds: holds,
 				load: v.load, replica: v.best, engine: b.EnginePriority, name: b.Name, front: f, band: band,
 			}
 			l.begun = note{kind: noteBegan, lease: l, set: s}

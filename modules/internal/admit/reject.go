@@ -84,15 +84,22 @@ func (g *Gate) refuse(w *waiter, reason Reason, wait time.Duration) *RejectedErr
 }
 
 // wait estimates how long a new request would wait: until the replicas have done enough
-// of what they have, and then for the tokens that go before it, at the rate at which
-// tokens of its band and those below have gone of late, since what higher bands took
-// they will take again. ok is false if it is too early to say. It needs the gate's mu.
+// of what they have, and then for the tokens that go before it: those of higher bands at
+// the rate at which tokens have gone of late, and those of its own at that of its band
+// and those below, since what higher bands took they will take again. ok is false if it is too early to say. It needs the gate's mu.
 func (s *set) wait(w *waiter, b *Band, now time.Time) (d time.Duration, ok bool) {
 	seconds, ok := s.backlog(w, b, now)
-	if ahead := s.ahead(w); ahead > 0 {
-		var rate float64
-		if rate, ok = s.rate(w.band, now); ok {
-			seconds += float64(ahead) / rate
+	higher, own := s.ahead(w)
+	for _, part := range []struct {
+		tokens int64
+		band   int // the rate is that of it and of those below
+	}{{higher, 0}, {own, w.band}} {
+		if part.tokens > 0 {
+			var rate float64
+			if rate, ok = s.rate(part.band, now); !ok {
+				return 0, false
+			}
+			seconds += float64(part.tokens) / rate
 		}
 	}
 	return time.Duration(min(seconds, longest.Seconds()) * float64(time.Second)), ok
@@ -101,23 +108,23 @@ func (s *set) wait(w *waiter, b *Band, now time.Time) (d time.Duration, ok bool)
 // backlog estimates in how many seconds the replica with most room comes below the
 // ceiling of a band, while all go on as they do.
 func (s *set) backlog(w *waiter, b *Band, now time.Time) (seconds float64, ok bool) {
-	v := s.look(now, question{slots: w.slots, tokens: w.holds, ceiling: b.Ceiling, low: b.low})
+	v := s.look(now, question{slots: w.slots, hasty: true, tokens: w.holds, ceiling: b.Ceiling, low: b.low})
 	if v.ready == 0 || math.IsInf(v.slots, 1) || !s.held.known {
 		return 0, false
 	}
 	ends := 1.0 // until a slot is free, of all of them
 	if over := v.own - b.Ceiling; over > 0 {
-		ends = max(1, min(over*v.queue, v.load)*float64(v.ready))
+		ends = max(1, over*v.queue*float64(v.ready))
 	}
 	return ends * s.held.value / v.slots, true
 }
 
-// ahead estimates how many tokens go before a request.
-func (s *set) ahead(w *waiter) (tokens int64) {
+// ahead estimates how many tokens go before a request, of higher bands and of its own.
+func (s *set) ahead(w *waiter) (higher, own int64) {
 	for i := range w.band {
-		tokens += s.lanes[i].tokens
+		higher += s.lanes[i].tokens
 	}
-	return tokens + s.lanes[w.band].ahead(w.tenant, w.tokens)
+	return higher, s.lanes[w.band].ahead(w.tenant, w.tokens)
 }
 
 // expect bounds what a request allows itself by twice the mean of what requests have

@@ -27,6 +27,7 @@ type set struct {
 	ages      []list   // by band: the same, by arrival
 	turns     []int    // by band: how many of higher ones went since one of it did
 	running   []int64  // by band: how many slots its requests have
+	standing  []int64  // by band: how many slots those take that wait
 	leases    int      // how many there are
 	demand    []demand // by band: of the bands above it
 	paced     []time.Time
@@ -100,12 +101,15 @@ func (s *set) neighbours() []neighbour {
 // empty makes the queues of so many bands.
 func (s *set) empty(bands int) {
 	s.lanes, s.ages = make([]lane, bands), make([]list, bands)
-	s.turns, s.running = make([]int, bands), make([]int64, bands)
+	s.turns, s.running, s.standing = make([]int, bands), make([]int64, bands), make([]int64, bands)
 }
 
-// learn takes over what was learnt with other replicas of the same model.
+// learn takes over what was learnt with other replicas of the same model. Its demand comes
+// here from now on, and must not count twice.
 func (s *set) learn(o *set) {
 	copy(s.demand, o.demand)
+	clear(o.demand)
+	copy(s.turns, o.turns)
 	s.held, s.size, s.output = o.held, o.size, o.output
 	s.outputLimit.Store(o.outputLimit.Load())
 }
@@ -124,7 +128,7 @@ type view struct {
 	idle                  bool // one of them has nothing to do
 	best                  *fleet.Replica
 	turn                  uint64  // to reserve on it
-	need                  float64 // of its slots, for the request
+	need, takes           float64 // how many of its slots have to be free for the request, and it takes
 	load                  float64 // of it, with the request
 	queue                 float64 // how many requests make its saturation 1
 }
@@ -136,6 +140,7 @@ const trusted = 16
 // question is what a view is taken for.
 type question struct {
 	slots   int64   // that the request takes
+	hasty   bool    // it goes with half of them, or of a replica's
 	tokens  int64   // that it will hold
 	ceiling float64 // of its band
 	higher  bool    // higher bands have needed slots of late
@@ -182,18 +187,22 @@ func (s *set) lookAt(endpoints []*catalog.Endpoint, now time.Time, q question) v
 		// One that is more than the replica can run at once needs all of it, and is its
 		// to queue.
 		wide := float64(max(1, q.slots))
-		need, load, queue := min(wide, max(1, slots)), l.Total/e.Weight, s.target*e.Weight
+		takes := min(wide, max(1, slots))
+		need, load, queue := takes, l.Total/e.Weight, s.target*e.Weight
+		if q.hasty {
+			need = math.Ceil(takes / 2)
+		}
 		own := 0.0
 		switch {
 		case idle:
-		case wide > slots:
+		case wide > slots && !q.hasty:
 			own = math.Inf(1)
 		default:
-			own = l.Plus(wide).Queued / queue
+			own = l.Plus(need).Queued / queue
 		}
 		if fits && !v.fits || fits == v.fits && cmp.Or(cmp.Compare(own, v.own), cmp.Compare(bestFree, free), cmp.Compare(load, bestLoad)) < 0 {
 			bestFree, bestLoad = free, load
-			v.best, v.turn, v.need, v.own, v.load, v.queue = e.Replica, l.Turn, need, own, l.Total+wide, queue
+			v.best, v.turn, v.need, v.takes, v.own, v.load, v.queue = e.Replica, l.Turn, need, takes, own, l.Total+wide, queue
 		}
 		v.fits, v.idle = v.fits || fits, v.idle || idle
 		v.freeTokens, v.allTokens = v.freeTokens+max(0, left), v.allTokens+room
@@ -236,7 +245,8 @@ func (q question) kvLimit(tokensKnown bool) float64 {
 func (s *set) headroom(band int, now time.Time) (slots, tokens float64) {
 	add := func(o *set, share float64) {
 		d := &o.demand[band]
-		h := math.Ceil(share * float64(d.headroom(o.above(band), now)))
+		running, _ := o.above(band)
+		h := math.Ceil(share * float64(d.headroom(running, now)))
 		slots, tokens = slots+h, tokens+h*d.size.value
 	}
 	add(s, 1)
@@ -248,12 +258,13 @@ func (s *set) headroom(band int, now time.Time) (slots, tokens float64) {
 	return slots, tokens
 }
 
-// above returns how many slots requests of higher bands have.
-func (s *set) above(band int) (n int64) {
+// above returns how many slots requests of higher bands have, and how many those take
+// that wait.
+func (s *set) above(band int) (running, standing int64) {
 	for i := range band {
-		n += s.running[i]
+		running, standing = running+s.running[i], standing+s.standing[i]
 	}
-	return n
+	return running, standing
 }
 
 // went notes that a request of a band was let go, for those below it.
@@ -289,7 +300,8 @@ func (s *set) arrive(band int, slots, tokens int64, now time.Time) {
 		rate = s.slots / s.held.value
 	}
 	for lower := band + 1; lower < len(s.demand); lower++ {
-		s.demand[lower].arrive(now, rate, slots, s.above(lower)+slots, tokens)
+		running, standing := s.above(lower)
+		s.demand[lower].arrive(now, rate, slots, running+standing+slots, tokens)
 	}
 }
 
@@ -304,15 +316,14 @@ const (
 	WaitTurn      = "turn"       // others were there before
 )
 
-// mayGo says whether a request of a band that takes so many slots and holds so many
-// tokens may go now: "" if it may, else why not, and when that ends if it is a matter
-// of time alone. It needs mu.
-func (s *set) mayGo(b *Band, band int, slots, tokens int64, now time.Time) (v view, reason string, again time.Time) {
+// mayGo says whether a request may go now, as one of the band: "" if it may, else why
+// not, and when that ends if it is a matter of time alone. It needs mu.
+func (s *set) mayGo(b *Band, band int, w *waiter, now time.Time) (v view, reason string, again time.Time) {
 	h, spare := s.headroom(band, now)
-	v = s.look(now, question{slots: slots, tokens: tokens, ceiling: b.Ceiling, higher: h > 0, low: b.low})
+	v = s.look(now, question{slots: w.slots, hasty: !w.patient(now), tokens: w.holds, ceiling: b.Ceiling, higher: h > 0, low: b.low})
 	s.measure(&v)
 	leaves, spare := v.bound(h, spare)
-	if reason = v.judge(b, tokens, leaves, spare); reason != "" || h == 0 || b.Ceiling >= Unlimited || math.IsInf(v.free, 1) {
+	if reason = v.judge(b, w.holds, leaves, spare); reason != "" || h == 0 || b.Ceiling >= Unlimited || math.IsInf(v.free, 1) {
 		return v, reason, again
 	}
 	if now.Before(s.paced[band]) && v.free <= v.slots/2 {
@@ -349,7 +360,7 @@ func (s *set) pace(band int, v view, now time.Time) {
 	if h, _ := s.headroom(band, now); h == 0 || !s.held.known || math.IsInf(v.slots, 1) {
 		return
 	}
-	gap := time.Duration(v.need * s.held.value / v.slots / 2 * float64(time.Second))
+	gap := time.Duration(v.takes * s.held.value / v.slots / 2 * float64(time.Second))
 	last := s.paced[band]
 	if last.Before(now.Add(-gap)) {
 		last = now.Add(-gap)

@@ -98,7 +98,8 @@ func (g *Gate) Explain(r *Request) Verdict {
 	}
 	if out.Waits != "" {
 		out.Estimate, out.EstimateKnown = s.wait(w, b, now)
-		out.Tokens = s.ahead(w)
+		higher, own := s.ahead(w)
+		out.Tokens = higher + own
 	}
 	return out
 }

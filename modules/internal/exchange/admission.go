@@ -78,7 +78,7 @@ func (x *Exchange) admission(m *catalog.Model) *admit.Request {
 	defer x.mu.Unlock()
 	r := Admission(m, &x.Fields, x.body, x.Route.Work)
 	r.Band, r.Tenant, r.Weight, r.Deadline = x.class.Band, x.class.Tenant, x.class.Weight, x.Wishes.Deadline
-	r.Elsewhere = x.fallback() != nil
+	r.Elsewhere, r.Waited = x.fallback() != nil, x.waited
 	return r
 }
 
@@ -116,7 +116,7 @@ func (x *Exchange) keepLease(l *admit.Lease) error {
 	// since engines were asked what they serve: it was let go to these.
 	if m := l.Model(); m != x.serving {
 		if x.serving == x.Model {
-			x.Model = m
+			x.Model, x.passed = m, 0 // its fallbacks may be others
 		}
 		x.serving = m
 	}
@@ -142,7 +142,7 @@ func (x *Exchange) queued() time.Duration {
 	if x.lease == nil {
 		return x.waited
 	}
-	return x.waited + x.lease.Waited()
+	return x.lease.Waited()
 }
 
 // rejection gives what the gate said its class, and tells the client what to do.

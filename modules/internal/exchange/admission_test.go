@@ -110,6 +110,27 @@ func TestAdmitWithoutReplica(t *testing.T) {
 	}
 }
 
+// TestDeadlineAcrossFallbacks: what a request has waited for its own model counts.
+func TestDeadlineAcrossFallbacks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := gated(t, 1, func(m *catalog.Model) { m.Admission.ReplicaWait = 3 * time.Second })
+		w.fleet.Find("gpu1:8000").Health.ConnectFailed("connect: refused")
+		busy := w.ask(t, strings.Replace(chatBody, `"m"`, `"other"`, 1))
+		if err := busy.Admit(t.Context(), Class{}); err != nil {
+			t.Fatal(err)
+		}
+		mustPick(t, busy)
+		x, begin := w.ask(t, chatBody), time.Now()
+		x.Wishes.Deadline = 5 * time.Second
+		if err := x.Admit(t.Context(), Class{}); !errors.Is(err, ErrDeadline) || time.Since(begin) != 5*time.Second || x.Queued() != 5*time.Second {
+			t.Errorf("after %v, of which it says it waited %v: %v", time.Since(begin), x.Queued(), err)
+		}
+		x.End()
+		busy.End()
+		w.atRest(t)
+	})
+}
+
 // TestAdmitRefuses: each refusal has its class, and a time to come back.
 func TestAdmitRefuses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
