@@ -43,8 +43,8 @@ func (l *levels) note(level, gain float64) {
 	l.total += l.weight
 }
 
-// enough returns the level that all but a few were at or below.
-func (l *levels) enough() int64 {
+// enough returns the level that all but such a share were at or below.
+func (l *levels) enough(misses float64) int64 {
 	beyond := 0.0
 	for h := maxHeadroom; h > 0; h-- {
 		if beyond += l.counts[h]; beyond > misses*l.total {
@@ -62,8 +62,9 @@ const (
 	decay = 30 * time.Second
 	// fastest bounds the rate at which slots are freed.
 	fastest = 1e6
-	// misses is the share of arrivals that may find no free slot.
-	misses = 0.01
+	// misses is the share of arrivals that may find no free slot, and rarely that of those
+	// that may have more slots in use with them than they are left: they would add up.
+	misses, rarely = 0.01, 0.002
 )
 
 // arrive notes a request that takes so many slots, used with those that run, and will
@@ -87,11 +88,11 @@ func (d *demand) headroom(running int64, now time.Time) int64 {
 	if d.at.IsZero() || now.Sub(d.at) > decay {
 		return 0
 	}
-	used := d.used.enough()
+	used := d.used.enough(rarely)
 	if used == maxHeadroom { // it is not told apart
-		return d.free.enough()
+		return d.free.enough(misses)
 	}
-	return max(0, min(d.free.enough(), used-running))
+	return max(0, min(d.free.enough(misses), used-running))
 }
 
 // average is an exponentially weighted mean of what it was told.
