@@ -75,18 +75,11 @@ func parseLLM(h httpcaddyfile.Helper) ([]httpcaddyfile.ConfigValue, error) {
 	if err := llmgw.CheckBandNames(h); err != nil {
 		return nil, err
 	}
-	api, admission := new(Handler), make(map[string]string)
-	keys := []caddyfile.Token{{File: h.File(), Line: h.Line(), Text: "llm_keys"}, {File: h.File(), Line: h.Line(), Text: "{"}}
-	for value := ""; h.NextBlock(0); {
-		if h.Val() == "key" {
-			keys = append(keys, h.NextSegment()...)
-			continue
-		}
-		if option := h.Val(); option == "band" || option == "tenant" {
-			if !h.AllArgs(&value) {
-				return nil, h.ArgErr()
-			}
-			admission[option] = value
+	api, keys, admission := new(Handler), newBlock(h, "llm_keys"), newBlock(h, "llm_admission")
+	others := map[string]*block{"key": keys, "band": admission, "tenant": admission}
+	for h.NextBlock(0) {
+		if b := others[h.Val()]; b != nil {
+			b.tokens = append(b.tokens, h.NextSegment()...)
 			continue
 		}
 		known, err := api.option(h.Dispenser)
@@ -97,8 +90,11 @@ func parseLLM(h httpcaddyfile.Helper) ([]httpcaddyfile.ConfigValue, error) {
 			return nil, h.Errf("unknown llm option %q", h.Val())
 		}
 	}
-	keys = append(keys, caddyfile.Token{File: h.File(), Line: h.Line() + 1, Text: "}"})
-	keysHandler, err := caddyfile.UnmarshalModule(first(caddyfile.NewDispenser(keys)), "http.handlers.llm_keys")
+	keysHandler, err := keys.handler(h)
+	if err != nil {
+		return nil, err
+	}
+	admissionHandler, err := admission.handler(h)
 	if err != nil {
 		return nil, err
 	}
@@ -114,7 +110,7 @@ func parseLLM(h httpcaddyfile.Helper) ([]httpcaddyfile.ConfigValue, error) {
 		caddyconfig.JSONModuleObject(api, "handler", "llm_api", nil),
 		caddyconfig.JSONModuleObject(keysHandler, "handler", "llm_keys", nil),
 		caddyconfig.JSONModuleObject(struct{}{}, "handler", "llm_models", nil),
-		caddyconfig.JSONModuleObject(admission, "handler", "llm_admission", nil),
+		caddyconfig.JSONModuleObject(admissionHandler, "handler", "llm_admission", nil),
 		caddyconfig.JSONModuleObject(struct{}{}, "handler", "llm_proxy", nil),
 		caddyconfig.JSONModuleObject(proxy, "handler", "reverse_proxy", nil),
 	}}
@@ -124,8 +120,19 @@ func parseLLM(h httpcaddyfile.Helper) ([]httpcaddyfile.ConfigValue, error) {
 	return []httpcaddyfile.ConfigValue{{Class: "route", Value: route}}, nil
 }
 
-// first moves to the first token, as the reader of a module expects.
-func first(d *caddyfile.Dispenser) *caddyfile.Dispenser {
-	d.Next()
-	return d
+// block is the block of a handler's own directive, made of what is for it in `llm`.
+type block struct {
+	name   string
+	tokens []caddyfile.Token
+}
+
+func newBlock(h httpcaddyfile.Helper, name string) *block {
+	return &block{name, []caddyfile.Token{{File: h.File(), Line: h.Line(), Text: name}, {File: h.File(), Line: h.Line(), Text: "{"}}}
+}
+
+// handler ends the block and returns the handler that it configures.
+func (b *block) handler(h httpcaddyfile.Helper) (caddyfile.Unmarshaler, error) {
+	d := caddyfile.NewDispenser(append(b.tokens, caddyfile.Token{File: h.File(), Line: h.Line() + 1, Text: "}"}))
+	d.Next() // as the reader of a module expects
+	return caddyfile.UnmarshalModule(d, "http.handlers."+b.name)
 }

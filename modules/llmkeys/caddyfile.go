@@ -2,9 +2,10 @@ package llmkeys
 
 import (
 	"strconv"
-	"strings"
 
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+
+	"github.com/llmgw/llmgw/modules/llmgw"
 )
 
 // UnmarshalCaddyfile reads the handler's directive:
@@ -70,7 +71,7 @@ func (k *Key) option(d *caddyfile.Dispenser) error {
 		return some(&k.Profiles)
 	case "band":
 		err := one(&k.Band)
-		if strings.Contains(k.Band, "{") {
+		if llmgw.HasPlaceholder(k.Band) {
 			return d.Errf("band %s: a key has a band of its own; a placeholder goes into `llm` or `llm_admission`", k.Band)
 		}
 		return err

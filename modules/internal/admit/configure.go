@@ -1,6 +1,7 @@
 package admit
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"time"
@@ -28,12 +29,7 @@ func (g *Gate) Configure(bands []Band, resolve func(name string) *catalog.Model)
 			}
 		}
 	}
-	slices.SortFunc(waiting, func(a, b *waiter) int {
-		if a.seq < b.seq {
-			return -1
-		}
-		return 1
-	})
+	slices.SortFunc(waiting, func(a, b *waiter) int { return cmp.Compare(a.seq, b.seq) })
 	since := make(map[*set]crowded)
 	for _, w := range waiting {
 		since[w.set] = w.set.crowded

@@ -7,7 +7,7 @@ import "container/heap"
 // O(log tenants).
 type crowd struct {
 	tenants map[string]*share
-	most    shares
+	most    heaped[*share]
 }
 
 // share is what one of them has.
@@ -20,6 +20,10 @@ type share struct {
 
 // size is how many requests it has by its weight.
 func (s *share) size() float64 { return float64(s.list.n) / s.weight }
+
+func (s *share) at() *int { return &s.index }
+
+func (s *share) before(o *share) bool { return s.size() > o.size() }
 
 func (c *crowd) add(w *waiter) {
 	if c.tenants == nil {
@@ -68,32 +72,4 @@ func (c *crowd) longest(w *waiter) *waiter {
 		return nil
 	}
 	return most.list.last.w
-}
-
-// shares is a heap, the largest first.
-type shares []*share
-
-func (h shares) Len() int           { return len(h) }
-func (h shares) Less(i, j int) bool { return h[i].size() > h[j].size() }
-
-func (h shares) Swap(i, j int) {
-	h[i], h[j] = h[j], h[i]
-	h[i].index, h[j].index = i, j
-}
-
-// Push implements heap.Interface.
-func (h *shares) Push(x any) {
-	s := x.(*share)
-	s.index = len(*h)
-	*h = append(*h, s)
-}
-
-// Pop implements heap.Interface.
-func (h *shares) Pop() any {
-	old := *h
-	s := old[len(old)-1]
-	old[len(old)-1] = nil
-	*h = old[:len(old)-1]
-	s.index = -1
-	return s
 }

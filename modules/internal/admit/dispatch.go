@@ -51,7 +51,9 @@ func (g *Gate) round(sets []*set, now time.Time) (went []*set, again time.Time) 
 			if w == nil {
 				continue
 			}
-			if v, reason, _ := s.mayGo(&g.top, 0, w, now); reason == "" && g.grant(w, v, now) && len(s.neighbours()) > 0 {
+			v, reason, _ := s.mayGo(&g.top, 0, w, now)
+			v.headroom, _ = s.headroom(band, now) // it is paced as its own band is
+			if reason == "" && g.grant(w, v, now) && len(s.neighbours()) > 0 {
 				went = append(went, s)
 			}
 		}

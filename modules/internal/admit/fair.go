@@ -11,11 +11,11 @@ import "container/heap"
 // another tenant never waits for a burst. Push and pop are O(log tenants).
 type lane struct {
 	flows  map[string]*flow
-	turn   flows   // the tenants that wait, the one that goes next first
-	clock  float64 // where the request that went last began
-	n      int     // how many wait
-	tokens int64   // of all that wait
-	limit  int     // how many tenants it may remember before it forgets some
+	turn   heaped[*flow] // the tenants that wait, the one that goes next first
+	clock  float64       // where the request that went last began
+	n      int           // how many wait
+	tokens int64         // of all that wait
+	limit  int           // how many tenants it may remember before it forgets some
 }
 
 // flow is one tenant in a lane. It stays for as long as its clock is ahead of the
@@ -27,6 +27,15 @@ type flow struct {
 	tokens int64   // of these
 	index  int     // in turn, -1 if it has none
 	seq    uint64  // of its oldest request: ties go by arrival
+}
+
+func (f *flow) at() *int { return &f.index }
+
+func (f *flow) before(o *flow) bool {
+	if f.next != o.next {
+		return f.next < o.next
+	}
+	return f.seq < o.seq
 }
 
 // push adds a request at the end of its tenant's.
@@ -128,39 +137,6 @@ func (l *lane) ahead(tenant string, tokens int64) int64 {
 		own, others = f.tokens, others-1
 	}
 	return own + min(l.tokens-own, others*(own+tokens))
-}
-
-// flows is a heap of tenants.
-type flows []*flow
-
-func (h flows) Len() int { return len(h) }
-func (h flows) Less(i, j int) bool {
-	if h[i].next != h[j].next {
-		return h[i].next < h[j].next
-	}
-	return h[i].seq < h[j].seq
-}
-
-func (h flows) Swap(i, j int) {
-	h[i], h[j] = h[j], h[i]
-	h[i].index, h[j].index = i, j
-}
-
-// Push implements heap.Interface.
-func (h *flows) Push(x any) {
-	f := x.(*flow)
-	f.index = len(*h)
-	*h = append(*h, f)
-}
-
-// Pop implements heap.Interface.
-func (h *flows) Pop() any {
-	old := *h
-	f := old[len(old)-1]
-	old[len(old)-1] = nil
-	*h = old[:len(old)-1]
-	f.index = -1
-	return f
 }
 
 // list is a doubly linked list of requests through a link that each of them has,

@@ -51,7 +51,7 @@ func TestWeights(t *testing.T) {
 	seq := uint64(0)
 	push := func(tenant string, weight float64, tokens int64) {
 		seq++
-		w := &waiter{tenant: tenant, weight: weight, tokens: tokens, seq: seq}
+		w := &waiter{tenant: tenant, weight: weight, needs: needs{tokens: tokens}, seq: seq}
 		w.inFlow.w = w
 		l.push(w)
 	}
@@ -76,7 +76,7 @@ func TestTenantsWithoutEnd(t *testing.T) {
 	seq := uint64(0)
 	push := func(tenant string) *waiter {
 		seq++
-		w := &waiter{tenant: tenant, weight: 1, tokens: 100, seq: seq}
+		w := &waiter{tenant: tenant, weight: 1, needs: needs{tokens: 100}, seq: seq}
 		w.inFlow.w = w
 		l.push(w)
 		return w

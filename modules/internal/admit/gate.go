@@ -46,8 +46,8 @@ type Request struct {
 type Gate struct {
 	now func() time.Time
 	// Waited is called when a request was let through that has waited, Refused when one
-	// is refused. Nil means nobody cares. Both must
-	// be set before the first request and must not call the gate.
+	// is refused. Nil means nobody cares. Both must be set before the first request and
+	// must not call the gate.
 	Waited  func(model, band string, d time.Duration)
 	Refused func(model, band string, reason Reason)
 
@@ -86,17 +86,31 @@ type depth struct {
 	tokens, bytes int64
 }
 
+// needs is what a request takes.
+type needs struct {
+	slots  int64 // of a replica
+	tokens int64 // of its tenant's share
+	holds  int64 // how many of these a KV cache holds
+}
+
+// needs returns what a request takes. It needs no lock.
+func (s *set) needs(r *Request) needs {
+	n := needs{slots: max(1, r.Sequences), tokens: r.Prompt + s.expect(r.Output)}
+	if r.Holds {
+		n.holds = n.tokens
+	}
+	return n
+}
+
 // waiter is a request that waits. Its goroutine reads ready; all else is under
 // the gate's mu.
 type waiter struct {
-	model     *catalog.Model
-	name      string // of its band
-	band      int    // its own
-	tenant    string
-	weight    float64
-	slots     int64 // how many it takes
-	tokens    int64 // what it costs its tenant
-	holds     int64 // how many of these it holds
+	model  *catalog.Model
+	name   string // of its band
+	band   int    // its own
+	tenant string
+	weight float64
+	needs
 	bytes     int64
 	seq       uint64
 	since     time.Time
@@ -134,7 +148,7 @@ func NewGate(now func() time.Time) *Gate {
 
 // Acquire waits until the request may go, and returns the right to: the caller
 // must Release it, once, however the request ends. It returns a [RejectedError] if
-// the request may not go, which is ctx's error as well if that ended first.
+// the request may not go, which is [context.Canceled] as well if ctx ended first.
 func (g *Gate) Acquire(ctx context.Context, r *Request) (*Lease, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -160,9 +174,9 @@ func (g *Gate) Acquire(ctx context.Context, r *Request) (*Lease, error) {
 	if w.err != nil {
 		return nil, w.err
 	}
-	if err := ctx.Err(); err != nil { // it went in the same moment
+	if ctx.Err() != nil { // it went in the same moment
 		w.lease.Release(-1)
-		return nil, &RejectedError{Reason: ReasonGone, Band: w.name, cause: err}
+		return nil, &RejectedError{Reason: ReasonGone, Band: w.name}
 	}
 	return w.lease, nil
 }
@@ -174,10 +188,7 @@ func (g *Gate) enter(r *Request, now time.Time) (*Lease, *waiter, error) {
 	s := g.set(r.Model, now)
 	w := &waiter{
 		model: r.Model, name: b.Name, band: band, tenant: r.Tenant, weight: r.Weight, elsewhere: r.Elsewhere,
-		slots: max(1, r.Sequences), tokens: r.Prompt + s.expect(r.Output), bytes: r.Bytes, since: now.Add(-r.Waited), set: s,
-	}
-	if r.Holds {
-		w.holds = w.tokens
+		needs: s.needs(r), bytes: r.Bytes, since: now.Add(-r.Waited), set: s,
 	}
 	if !(w.weight > 0) {
 		w.weight = 1
@@ -320,11 +331,7 @@ func (g *Gate) leave(w *waiter, reason Reason) {
 		reason = ReasonDeadline
 	}
 	g.dequeue(w, false)
-	err := g.refuse(w, reason, 0)
-	if reason == ReasonGone {
-		err.cause = context.Canceled
-	}
-	w.err = err
+	w.err = g.refuse(w, reason, 0)
 	g.dispatch(now, w.set.around())
 }
 

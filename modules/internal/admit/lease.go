@@ -17,9 +17,7 @@ type Lease struct {
 	model  *catalog.Model
 	at     time.Time
 	waited time.Duration
-	slots  int64
-	tokens int64
-	holds  int64
+	needs
 	load   float64 // of the replica where it was given, with it
 	engine *int    // the band's priority in engines
 	name   string  // the band's
@@ -45,7 +43,7 @@ func (s *set) lease(g *Gate, w *waiter, v view, now time.Time) *Lease {
 	}
 	s.pace(w.band, v, now)
 	return &Lease{
-		gate: g, set: s, model: w.model, at: now, waited: now.Sub(w.since), slots: w.slots, tokens: w.tokens, holds: w.holds,
+		gate: g, set: s, model: w.model, at: now, waited: now.Sub(w.since), needs: w.needs,
 		load: v.load, replica: v.best, engine: g.bands[w.band].EnginePriority, name: w.name, front: s.front.Load(), band: w.band,
 	}
 }

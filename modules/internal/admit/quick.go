@@ -85,33 +85,29 @@ func (g *Gate) pass(r *Request, now time.Time) *Lease {
 	if b.Ceiling < Unlimited && !s.clear(f, band, now) {
 		return nil
 	}
-	tokens := r.Prompt + s.expect(r.Output)
-	holds := int64(0)
-	if r.Holds {
-		holds = tokens
-	}
-	slots := max(1, r.Sequences)
-	q := question{slots: slots, tokens: holds, ceiling: b.Ceiling, low: b.low}
+	n := s.needs(r)
+	q := question{slots: n.slots, tokens: n.holds, ceiling: b.Ceiling, low: b.low}
+	fits := func(v *view) bool { return v.judge(b, n.holds, 0, 0) == "" && float64(r.Least) <= v.room }
 	for range maxRaces {
 		few := s.some()
 		v := s.lookAt(few, now, q)
-		no := v.judge(b, holds, 0, 0) != "" || float64(r.Least) > v.room
-		if no && len(few) < len(s.endpoints) {
-			v = s.look(now, q)
-			no = v.judge(b, holds, 0, 0) != "" || float64(r.Least) > v.room
+		if !fits(&v) {
+			if len(few) == len(s.endpoints) {
+				return nil
+			}
+			if v = s.look(now, q); !fits(&v) {
+				return nil
+			}
 		}
-		if no {
-			return nil
-		}
-		if v.best.Reserve(v.turn, slots, holds) {
+		if v.best.Reserve(v.turn, n.slots, n.holds) {
 			if b.Ceiling < Unlimited && !s.clear(f, band, now) { // others have come to stand before it
-				v.best.Unreserve(slots, holds)
+				v.best.Unreserve(n.slots, n.holds)
 				g.note(&note{kind: noteFreed, set: s})
 				return nil
 			}
 			f.arrive(band, now)
 			l := &Lease{
-				gate: g, set: s, model: r.Model, at: now, waited: r.Waited, slots: slots, tokens: tokens, holds: holds,
+				gate: g, set: s, model: r.Model, at: now, waited: r.Waited, needs: n,
 				load: v.load, replica: v.best, engine: b.EnginePriority, name: b.Name, front: f, band: band,
 			}
 			l.begun = note{kind: noteBegan, lease: l, set: s}

@@ -1,6 +1,7 @@
 package admit
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"time"
@@ -42,12 +43,15 @@ type RejectedError struct {
 	// Room is, for one that is too large, how many tokens the largest replica
 	// holds.
 	Room int64
-
-	cause error
 }
 
-// Unwrap returns the context's error if the client is gone, or else nil.
-func (r *RejectedError) Unwrap() error { return r.cause }
+// Unwrap returns context.Canceled if the client is gone, or else nil.
+func (r *RejectedError) Unwrap() error {
+	if r.Reason == ReasonGone {
+		return context.Canceled
+	}
+	return nil
+}
 
 // Error implements error.
 func (r *RejectedError) Error() string {
@@ -86,7 +90,8 @@ func (g *Gate) refuse(w *waiter, reason Reason, wait time.Duration) *RejectedErr
 // wait estimates how long a new request would wait: until the replicas have done enough
 // of what they have, and then for the tokens that go before it: those of higher bands at
 // the rate at which tokens have gone of late, and those of its own at that of its band
-// and those below, since what higher bands took they will take again. ok is false if it is too early to say. It needs the gate's mu.
+// and those below, since what higher bands took they will take again. ok is false if it
+// is too early to say. It needs the gate's mu.
 func (s *set) wait(w *waiter, b *Band, now time.Time) (d time.Duration, ok bool) {
 	seconds, ok := s.backlog(w, b, now)
 	higher, own := s.ahead(w)

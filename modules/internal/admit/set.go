@@ -131,6 +131,7 @@ type view struct {
 	need, takes           float64 // how many of its slots have to be free for the request, and it takes
 	load                  float64 // of it, with the request
 	queue                 float64 // how many requests make its saturation 1
+	headroom              float64 // how many slots the band leaves free; see mayGo
 }
 
 // trusted is how many requests at once a replica is trusted with at least, as
@@ -206,7 +207,7 @@ func (s *set) lookAt(endpoints []*catalog.Endpoint, now time.Time, q question) v
 		}
 		v.fits, v.idle = v.fits || fits, v.idle || idle
 		v.freeTokens, v.allTokens = v.freeTokens+max(0, left), v.allTokens+room
-		saturation := max(l.Queued/(s.target*e.Weight), l.KVUsage.Or(0)/s.kvCeiling)
+		saturation := max(l.Queued/queue, l.KVUsage.Or(0)/s.kvCeiling)
 		if sum += saturation; q.p90 {
 			sats = append(sats, saturation)
 		}
@@ -322,6 +323,7 @@ func (s *set) mayGo(b *Band, band int, w *waiter, now time.Time) (v view, reason
 	h, spare := s.headroom(band, now)
 	v = s.look(now, question{slots: w.slots, hasty: !w.patient(now), tokens: w.holds, ceiling: b.Ceiling, higher: h > 0, low: b.low})
 	s.measure(&v)
+	v.headroom = h
 	leaves, spare := v.bound(h, spare)
 	if reason = v.judge(b, w.holds, leaves, spare); reason != "" || h == 0 || b.Ceiling >= Unlimited || math.IsInf(v.free, 1) {
 		return v, reason, again
@@ -357,7 +359,7 @@ func (v *view) judge(b *Band, tokens int64, slots, spare float64) string {
 // twice the rate at most at which slots are freed: what goes together ends
 // together, and between two such ends no slot is freed for whoever comes.
 func (s *set) pace(band int, v view, now time.Time) {
-	if h, _ := s.headroom(band, now); h == 0 || !s.held.known || math.IsInf(v.slots, 1) {
+	if v.headroom == 0 || !s.held.known || math.IsInf(v.slots, 1) {
 		return
 	}
 	gap := time.Duration(v.takes * s.held.value / v.slots / 2 * float64(time.Second))

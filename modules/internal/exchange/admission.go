@@ -40,36 +40,31 @@ func (x *Exchange) Admit(ctx context.Context, c Class) error {
 		if err == nil {
 			return x.keepLease(lease)
 		}
-		x.mu.Lock()
-		x.waited += x.rt.Now().Sub(at)
-		x.mu.Unlock()
 		refused, ok := errors.AsType[*admit.RejectedError](err)
 		if !ok {
 			return err // the client was gone before
 		}
-		x.mu.Lock()
-		x.band = refused.Band
-		x.mu.Unlock()
-		switch refused.Reason {
-		case admit.ReasonGone:
+		switch another := x.refused(refused, x.rt.Now().Sub(at)); {
+		case refused.Reason == admit.ReasonGone:
 			return err
-		case admit.ReasonNoReplica:
-		default:
+		case refused.Reason != admit.ReasonNoReplica:
 			err = rejection(m, refused)
 			x.Fail(err)
 			return err
-		}
-		x.mu.Lock()
-		other := x.fallback()
-		if other != nil {
-			x.serving, x.tries = other, 0
-			x.passed++
-		}
-		x.mu.Unlock()
-		if other == nil {
+		case !another:
 			return nil // the pick says what is wrong with each replica
 		}
 	}
+}
+
+// refused notes what a refusal after so long tells, and returns whether another model
+// serves now, since this one has no replica.
+func (x *Exchange) refused(r *admit.RejectedError, waited time.Duration) (another bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.waited += waited
+	x.band = r.Band
+	return r.Reason == admit.ReasonNoReplica && x.fallBack()
 }
 
 // admission is what the gate knows of the request.

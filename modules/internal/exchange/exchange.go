@@ -75,7 +75,7 @@ type Exchange struct {
 	pool     string
 	slot     fleet.Slot
 	lease    *admit.Lease
-	waited   time.Duration // before others than the one of the lease
+	waited   time.Duration // in queues, until there was a lease
 	band     string        // as the gate has it, once it was asked
 	attempts int
 	tried    []*fleet.Replica

@@ -90,16 +90,24 @@ func (x *Exchange) pick() (*catalog.Endpoint, error) {
 		if e != nil {
 			return e, nil
 		}
-		other := x.fallback()
-		if other == nil {
+		if !x.fallBack() {
 			if retries {
 				x.rt.Retry.Give() // others may have more use for it
 			}
 			return nil, err
 		}
-		x.serving, x.tries = other, 0
-		x.passed++
 	}
+}
+
+// fallBack makes the next fallback serve, and returns whether there is one. It needs mu.
+func (x *Exchange) fallBack() bool {
+	m := x.fallback()
+	if m == nil {
+		return false
+	}
+	x.serving, x.tries = m, 0
+	x.passed++
+	return true
 }
 
 // pickServing picks among the replicas of the model that serves now. It needs
