@@ -231,7 +231,7 @@ func (g *Gate) look() {
 		}
 		for i := range s.ages {
 			for k := s.ages[i].first; k != nil; k = k.next {
-				if k.w.elsewhere && now.Sub(k.w.since) >= k.w.model.Admission.ReplicaWait {
+				if now.Sub(k.w.since) >= k.w.model.Admission.ReplicaWait && k.w.elsewhere() {
 					gone = append(gone, k.w)
 				}
 			}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/llmgw/llmgw/modules/internal/catalog"
+	"github.com/llmgw/llmgw/modules/schedule"
 )
 
 // Request is what the gate knows of a request.
@@ -35,9 +36,10 @@ type Request struct {
 	Bytes int64
 	// Waited is how long it has waited already, for another model.
 	Waited time.Duration
-	// Elsewhere says that another model serves it if this one has no replica that takes
-	// work: then it does not wait here for one.
-	Elsewhere bool
+	// Fallbacks are the models that serve it where this one cannot. While one of them has a
+	// replica that takes work, it does not begin to wait here while all are full, and for
+	// one that may be used it waits no longer than the model's ReplicaWait.
+	Fallbacks []*catalog.Model
 	// Deadline is how long it cares to wait; 0 means the band's.
 	Deadline time.Duration
 }
@@ -116,7 +118,7 @@ type waiter struct {
 	since     time.Time
 	deadline  time.Time
 	byTTL     bool // the deadline is the queue's, not the request's
-	elsewhere bool
+	fallbacks []*catalog.Model
 
 	set   *set
 	lane  *lane
@@ -187,7 +189,7 @@ func (g *Gate) enter(r *Request, now time.Time) (*Lease, *waiter, error) {
 	b := &g.bands[band]
 	s := g.set(r.Model, now)
 	w := &waiter{
-		model: r.Model, name: b.Name, band: band, tenant: r.Tenant, weight: r.Weight, elsewhere: r.Elsewhere,
+		model: r.Model, name: b.Name, band: band, tenant: r.Tenant, weight: r.Weight, fallbacks: r.Fallbacks,
 		needs: s.needs(r), bytes: r.Bytes, since: now.Add(-r.Waited), set: s,
 	}
 	if !(w.weight > 0) {
@@ -239,9 +241,18 @@ func (w *waiter) hopeless(reason string) bool {
 	case WaitReplica:
 		return w.model.Admission.ReplicaWait == 0
 	case WaitFull:
-		return w.elsewhere
+		return w.elsewhere()
 	}
 	return false
+}
+
+// elsewhere reports whether a fallback has a replica that takes work.
+func (w *waiter) elsewhere() bool {
+	return slices.ContainsFunc(w.fallbacks, func(m *catalog.Model) bool {
+		return slices.ContainsFunc(m.Endpoints, func(e *catalog.Endpoint) bool {
+			return e.Replica.State() == schedule.Ready
+		})
+	})
 }
 
 // setDeadline bounds the wait: by the queue's limit, and by what the request asks

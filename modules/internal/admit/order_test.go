@@ -61,6 +61,7 @@ func (s *site) wait(t *testing.T, band, tenant string) *asked {
 // TestAging: once its oldest has waited for long, a band gets one turn for each ten of
 // those above it, whatever these are, and no more.
 func TestAging(t *testing.T) {
+	noTick(t)
 	synctest.Test(t, func(t *testing.T) {
 		s, lease := patient(t, func(b *Band) {
 			if b.Name == "silver" {

@@ -72,7 +72,7 @@ func (g *Gate) Explain(r *Request) Verdict {
 	now := g.now()
 	band := g.band(r.Band)
 	b, s := &g.bands[band], g.set(r.Model, now)
-	w := &waiter{model: r.Model, since: now, elsewhere: r.Elsewhere, band: band, tenant: r.Tenant, needs: s.needs(r), set: s}
+	w := &waiter{model: r.Model, since: now, fallbacks: r.Fallbacks, band: band, tenant: r.Tenant, needs: s.needs(r), set: s}
 	first, _, reason, _ := g.turn(w, now)
 	v := s.look(now, question{p90: r.Model.Admission.P90})
 	out := Verdict{

@@ -73,7 +73,7 @@ func (x *Exchange) admission(m *catalog.Model) *admit.Request {
 	defer x.mu.Unlock()
 	r := Admission(m, &x.Fields, x.body, x.Route.Work)
 	r.Band, r.Tenant, r.Weight, r.Deadline = x.class.Band, x.class.Tenant, x.class.Weight, x.Wishes.Deadline
-	r.Elsewhere, r.Waited = x.fallback() != nil, x.waited
+	r.Fallbacks, r.Waited = x.fallbacks(), x.waited
 	return r
 }
 

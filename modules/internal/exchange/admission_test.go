@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -110,6 +111,38 @@ func TestAdmitWithoutReplica(t *testing.T) {
 	}
 }
 
+// TestAdmitWhileAllAreFull: a fallback serves at once, if it can; if it cannot either, its
+// own model's replicas are waited for.
+func TestAdmitWhileAllAreFull(t *testing.T) {
+	for _, down := range []bool{false, true} {
+		t.Run(fmt.Sprintf("fallback down %v", down), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := gated(t, 0, nil)
+				r := w.fleet.Find("gpu1:8000")
+				runs, _ := r.Take(-1, 1)
+				refused, _ := r.Take(-1, 1)
+				refused.Refused("answered 429", 0, time.Minute)
+				refused.Release()
+				time.AfterFunc(time.Second/2, runs.Release)
+				if down {
+					w.fleet.Find("gpu2:8000").Health.ConnectFailed("connect: refused")
+				}
+				x, begin := w.ask(t, chatBody), time.Now()
+				if err := x.Admit(t.Context(), Class{}); err != nil {
+					t.Fatal(err)
+				}
+				want := map[bool]string{false: "gpu2:8000", true: "gpu1:8000"}[down]
+				if e := mustPick(t, x); e.Replica.ID != want || down == (time.Since(begin) == 0) {
+					t.Errorf("it goes to %s after %v, want %s", e.Replica.ID, time.Since(begin), want)
+				}
+				x.End()
+				time.Sleep(time.Second)
+				w.atRest(t)
+			})
+		})
+	}
+}
+
 // TestDeadlineAcrossFallbacks: what a request has waited for its own model counts.
 func TestDeadlineAcrossFallbacks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -209,7 +242,7 @@ func TestAdmissionOf(t *testing.T) {
 		if near(got.Least, want.Least) {
 			want.Least = got.Least
 		}
-		if *got != want {
+		if !reflect.DeepEqual(*got, want) {
 			t.Errorf("%.60s: %+v, want %+v", body, *got, want)
 		}
 	}

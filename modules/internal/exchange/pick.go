@@ -151,12 +151,30 @@ func (x *Exchange) pickServing() (*catalog.Endpoint, error) {
 // exists and the client's key may use, or nil. It needs mu.
 func (x *Exchange) fallback() *catalog.Model {
 	for ; x.passed < len(x.Model.Fallbacks); x.passed++ {
-		m := x.rt.Catalog.Resolve(x.Model.Fallbacks[x.passed])
-		if m != nil && x.Key.MayUse(append([]string{m.Name}, m.Aliases...)...) {
+		if m := x.permitted(x.Model.Fallbacks[x.passed]); m != nil {
 			return m
 		}
 	}
 	return nil
+}
+
+// fallbacks returns all that are left. It needs mu.
+func (x *Exchange) fallbacks() (all []*catalog.Model) {
+	for _, name := range x.Model.Fallbacks[x.passed:] {
+		if m := x.permitted(name); m != nil {
+			all = append(all, m)
+		}
+	}
+	return all
+}
+
+// permitted returns a model if it exists and the client's key may use it, or nil.
+func (x *Exchange) permitted(name string) *catalog.Model {
+	m := x.rt.Catalog.Resolve(name)
+	if m == nil || !x.Key.MayUse(append([]string{m.Name}, m.Aliases...)...) {
+		return nil
+	}
+	return m
 }
 
 // maxConflicts is how often a decision is made anew because other requests came
