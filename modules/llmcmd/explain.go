@@ -102,6 +102,8 @@ var waits = map[string]string{
 var refusals = map[string]string{
 	string(admit.ReasonTooLarge):  "it has more tokens than any replica can hold",
 	string(admit.ReasonNoReplica): "there is no replica to go to",
+	string(admit.ReasonDeadline):  "it would wait for longer than it may",
+	string(admit.ReasonFull):      "the queue is full",
 }
 
 func (k *client) printAdmission(a llmgw.Admitted) {
@@ -112,19 +114,25 @@ func (k *client) printAdmission(a llmgw.Admitted) {
 	if a.Headroom > 0 {
 		fmt.Fprintf(k.out, ", %g left for higher bands", a.Headroom)
 	}
-	if a.Refused != "" {
-		fmt.Fprintf(k.out, "): refused, %s\n", refusals[a.Refused])
-		return
-	}
-	if a.Waits == "" {
+	switch {
+	case a.Waits == "" && a.Refused == "":
 		fmt.Fprintln(k.out, "): goes at once")
 		return
+	case a.Refused != "":
+		fmt.Fprintf(k.out, "): refused, %s", refusals[a.Refused])
+	default:
+		fmt.Fprintf(k.out, "): waits, %s", waits[a.Waits])
 	}
-	wait := "for how long is not known yet"
-	if a.WaitSeconds != nil {
-		wait = fmt.Sprintf("about %.1f s", *a.WaitSeconds)
+	if a.Ahead > 0 {
+		fmt.Fprintf(k.out, "; %d requests before it", a.Ahead)
 	}
-	fmt.Fprintf(k.out, "): waits, %s; %d requests before it; %s\n", waits[a.Waits], a.Ahead, wait)
+	switch {
+	case a.WaitSeconds != nil:
+		fmt.Fprintf(k.out, "; about %.1f s", *a.WaitSeconds)
+	case a.Refused == "":
+		fmt.Fprint(k.out, "; for how long is not known yet")
+	}
+	fmt.Fprintln(k.out)
 }
 
 func (k *client) queue() error {

@@ -61,7 +61,7 @@ type Admission struct {
 	MaxQueued      int   `json:"max_queued,omitempty"`
 	MaxQueuedBytes int64 `json:"max_queued_bytes,omitempty"`
 
-	// How saturated a model's replicas are: the mean of them, or p90, the fullest
+	// How saturated a pool is: as the mean of its replicas, or with p90 as the fullest
 	// but a tenth. Default: mean
 	Aggregate string `json:"aggregate,omitempty"`
 
@@ -134,7 +134,7 @@ func (c *Admission) apply(m *catalog.Model) error {
 	return errors.Join(faults...)
 }
 
-// bands returns the shipped bands as config changes them, and those that it adds.
+// buildBands returns the shipped bands as config changes them, and those that it adds.
 func (a *App) buildBands() ([]admit.Band, error) {
 	bands := admit.Bands()
 	var faults []error

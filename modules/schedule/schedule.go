@@ -14,6 +14,7 @@ package schedule
 
 import (
 	"math"
+	"slices"
 	"time"
 )
 
@@ -132,6 +133,8 @@ type Request struct {
 	TargetWaiting float64
 	// KVCeiling is the KV usage that fills a replica, in (0, 1].
 	KVCeiling float64
+	// P90 says how the saturations of a pool's replicas make one, see [Aggregate].
+	P90 bool
 	// Now is the time of the decision.
 	Now time.Time
 	// Random is drawn anew for each decision, uniform over all uint64.
@@ -187,4 +190,21 @@ func Saturation(req *Request, r *Replica) float64 {
 		waiting = max(waiting, float64(r.Inflight)-float64(r.BatchCapacity))
 	}
 	return max(waiting/(req.TargetWaiting*r.Weight), r.KVUsage.Or(0)/req.KVCeiling)
+}
+
+// Aggregate makes one saturation of those of several replicas: their mean, or with p90
+// that of the fullest but a tenth of them. It is 0 for none, and puts them in order.
+func Aggregate(saturations []float64, p90 bool) float64 {
+	if len(saturations) == 0 {
+		return 0
+	}
+	if p90 {
+		slices.Sort(saturations)
+		return saturations[(9*len(saturations)-1)/10]
+	}
+	sum := 0.0
+	for _, v := range saturations {
+		sum += v
+	}
+	return sum / float64(len(saturations))
 }

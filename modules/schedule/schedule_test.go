@@ -2,6 +2,7 @@ package schedule
 
 import (
 	"math"
+	"slices"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -137,6 +138,28 @@ func TestSaturation(t *testing.T) {
 				t.Errorf("saturation %v, want %v", got, c.want)
 			}
 		})
+	}
+}
+
+func TestAggregate(t *testing.T) {
+	ten := []float64{9, 0, 1, 2, 3, 4, 5, 6, 7, 8}
+	for _, c := range []struct {
+		of   []float64
+		p90  bool
+		want float64
+	}{
+		{nil, false, 0},
+		{nil, true, 0},
+		{[]float64{3}, true, 3},
+		{[]float64{1, 2}, true, 2},
+		{[]float64{1, 2}, false, 1.5},
+		{ten, false, 4.5},
+		{ten, true, 8},
+		{append(ten, 10), true, 9},
+	} {
+		if got := Aggregate(slices.Clone(c.of), c.p90); !near(got, c.want) {
+			t.Errorf("%v, p90 %v: %v, want %v", c.of, c.p90, got, c.want)
+		}
 	}
 }
 

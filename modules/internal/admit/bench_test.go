@@ -49,12 +49,13 @@ func BenchmarkAcquireReleaseParallel(b *testing.B) {
 	})
 }
 
-// One slot that goes from one request to the next while so many others wait, of a
-// hundred tenants.
+// One slot that goes from one request to the next, and one that comes, while so many
+// others wait, of a hundred tenants, for so many replicas.
 func BenchmarkDispatch(b *testing.B) {
-	for _, waiting := range []int{10, 100, 1000, 10_000} {
-		b.Run(fmt.Sprint(waiting), func(b *testing.B) {
-			s := strict(b, 4, 1)
+	for _, size := range []struct{ waiting, engines int }{{10, 4}, {100, 4}, {1000, 4}, {10_000, 4}, {100, 64}, {100, 500}} {
+		waiting := size.waiting
+		b.Run(fmt.Sprintf("waiting=%d,replicas=%d", waiting, size.engines), func(b *testing.B) {
+			s := strict(b, size.engines, 1)
 			s.model.Admission.MaxQueued = 100_000
 			s.model.Admission.QueueTTL = time.Hour
 			bands := Bands()
@@ -64,7 +65,7 @@ func BenchmarkDispatch(b *testing.B) {
 			s.configure(b, bands)
 			g, ctx := s.gate, context.Background()
 			var leases []*Lease
-			for range 4 {
+			for range size.engines {
 				lease, err := g.Acquire(ctx, s.request("silver", "a"))
 				if err != nil {
 					b.Fatal(err)

@@ -30,9 +30,9 @@ func (g *Gate) Configure(bands []Band, resolve func(name string) *catalog.Model)
 		}
 	}
 	slices.SortFunc(waiting, func(a, b *waiter) int { return cmp.Compare(a.seq, b.seq) })
-	since := make(map[*set]crowded)
+	since := make(map[*set]busyPeriod)
 	for _, w := range waiting {
-		since[w.set] = w.set.crowded
+		since[w.set] = w.set.busy
 		w.ahead = max(0, w.flow.next-w.lane.clock) // else its tenant would be the next at each reload
 	}
 	for _, w := range waiting {
@@ -49,8 +49,8 @@ func (g *Gate) Configure(bands []Band, resolve func(name string) *catalog.Model)
 		}
 		w.band = g.band(w.name)
 		w.set = g.set(w.model, now)
-		if err := g.makeRoom(w); err != nil {
-			w.err = err
+		if !g.makeRoom(w) {
+			w.err = g.refuse(w, ReasonFull, 0)
 			close(w.ready)
 			continue
 		}
@@ -58,7 +58,7 @@ func (g *Gate) Configure(bands []Band, resolve func(name string) *catalog.Model)
 	}
 	for s, c := range since {
 		if s.waiting > 0 {
-			s.crowded = c
+			s.busy = c
 		}
 	}
 	g.dispatch(now, g.active)
@@ -95,9 +95,14 @@ func (g *Gate) adopt(bands []Band) {
 		turns := make([]int, len(bands))
 		before, after := s.front.Load(), newFront(bands, g.shut)
 		for i, b := range bands {
-			if j := slices.IndexFunc(old, func(o Band) bool { return o.Name == b.Name }); j >= 0 {
-				demands[i], paced[i], ended[i], turns[i] = s.demand[j], s.paced[j], s.drained[j], s.turns[j]
-				after.last[i].Store(before.last[j].Load())
+			j := slices.IndexFunc(old, func(o Band) bool { return o.Name == b.Name })
+			if j < 0 {
+				continue
+			}
+			paced[i], ended[i], turns[i] = s.paced[j], s.drained[j], s.turns[j]
+			after.last[i].Store(before.last[j].Load())
+			if slices.EqualFunc(bands[:i], old[:j], func(a, b Band) bool { return a.Name == b.Name }) {
+				demands[i] = s.demand[j] // it is that of the same bands
 			}
 		}
 		s.demand, s.paced, s.drained = demands, paced, ended
@@ -152,8 +157,14 @@ func (g *Gate) find(m *catalog.Model, now time.Time) *set {
 		s.front.Store(newFront(g.bands, g.shut))
 		if o := g.latest[m.Name]; o != nil {
 			s.learn(o)
+			g.note(&note{kind: noteFreed, set: o}) // it has less to leave free
 		}
 		g.meet(s)
+		for _, n := range s.neighbours() {
+			for band := range s.tags {
+				s.tags[band].clock = max(s.tags[band].clock, n.set.tags[band].clock)
+			}
+		}
 		g.sets[key] = s
 	}
 	g.latest[m.Name] = s
@@ -162,17 +173,19 @@ func (g *Gate) find(m *catalog.Model, now time.Time) *set {
 
 // forget drops the sets that nobody uses. It needs mu.
 func (g *Gate) forget(now time.Time) {
-	unused := func(s *set) bool {
-		return s.waiting == 0 && s.leases == 0 && now.Sub(time.Unix(s.used.Load(), 0)) > forgetAfter
-	}
-	n := len(g.sets)
-	maps.DeleteFunc(g.sets, func(_ string, s *set) bool { return unused(s) })
-	if len(g.sets) == n {
+	unused := make(map[*set]bool) // one may be used in this very moment, and is looked up again then
+	maps.DeleteFunc(g.sets, func(_ string, s *set) bool {
+		if s.waiting == 0 && s.leases == 0 && now.Sub(time.Unix(s.used.Load(), 0)) > forgetAfter {
+			unused[s] = true
+		}
+		return unused[s]
+	})
+	if len(unused) == 0 {
 		return
 	}
-	maps.DeleteFunc(g.latest, func(_ string, s *set) bool { return unused(s) })
+	maps.DeleteFunc(g.latest, func(_ string, s *set) bool { return unused[s] })
 	for _, s := range g.sets {
-		near := slices.DeleteFunc(slices.Clone(s.neighbours()), func(n neighbour) bool { return unused(n.set) })
+		near := slices.DeleteFunc(slices.Clone(s.neighbours()), func(n neighbour) bool { return unused[n.set] })
 		s.near.Store(&near)
 	}
 	g.unknow()

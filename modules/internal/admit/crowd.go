@@ -55,8 +55,8 @@ func (c *crowd) remove(w *waiter) {
 	delete(c.tenants, s.tenant)
 }
 
-// longest returns the newest request of the tenant that has most beside w's own, if that
-// is more than w's would have with w. Otherwise it returns nil.
+// longest returns the newest request of the tenant that has most, other than w's, if he
+// has more than w's tenant would have with w. Otherwise it returns nil.
 func (c *crowd) longest(w *waiter) *waiter {
 	own := 1.0
 	if s := c.tenants[w.tenant]; s != nil {

@@ -16,7 +16,7 @@ import (
 // included, bounds what those that run and what is free have to be. The headroom is what
 // was enough for all but one in a hundred of the arrivals of late.
 type demand struct {
-	level float64
+	level float64   // in slots
 	at    time.Time // when level was right; the last arrival
 	free  levels    // of the bucket
 	used  levels    // how many slots they had
@@ -62,8 +62,9 @@ const (
 	decay = 30 * time.Second
 	// fastest bounds the rate at which slots are freed.
 	fastest = 1e6
-	// misses is the share of arrivals that may find no free slot, and rarely that of those
-	// that may have more slots in use with them than they are left: they would add up.
+	// misses is the share of arrivals for which what was free by the first bound may be too
+	// little, and rarely the share by the second: who misses either waits, so with both at
+	// one in a hundred it would be one in fifty.
 	misses, rarely = 0.01, 0.002
 )
 
@@ -138,7 +139,7 @@ func (d *drained) add(now time.Time, tokens int64) {
 // many as the replicas can do: for them, beside what they do for higher bands. ok is
 // false while it is too early to say.
 func (s *set) rate(band int, now time.Time) (tokens float64, ok bool) {
-	c := &s.crowded
+	c := &s.busy
 	if c.since.IsZero() {
 		return 0, false
 	}

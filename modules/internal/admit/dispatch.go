@@ -1,6 +1,7 @@
 package admit
 
 import (
+	"cmp"
 	"slices"
 	"time"
 )
@@ -20,7 +21,7 @@ func (s *set) around() (all []*set) {
 }
 
 // dispatch lets go what may go in these sets: the highest band first, and the sets
-// by turns within a band. It needs mu.
+// by turns within a band, see [tags]. It needs mu.
 func (g *Gate) dispatch(now time.Time, sets []*set) {
 	if len(sets) == 0 {
 		return
@@ -61,16 +62,18 @@ func (g *Gate) round(sets []*set, now time.Time) (went []*set, again time.Time) 
 	for band := range g.bands {
 		for more := true; more; {
 			more = false
+			slices.SortStableFunc(sets, func(a, b *set) int { return cmp.Compare(a.tags[band].start, b.tags[band].start) })
 			for _, s := range sets {
 				from, when := g.next(s, band, now)
 				again = earlier(again, when)
 				if from == nil {
 					continue
 				}
-				more = true
 				if len(from.neighbours()) > 0 && !slices.Contains(went, from) {
 					went = append(went, from)
 				}
+				more = true
+				break // it may be another's turn
 			}
 		}
 	}
@@ -184,7 +187,7 @@ func (g *Gate) grant(w *waiter, v view, now time.Time) bool {
 		return false
 	}
 	g.dequeue(w, true)
-	w.set.went(w.band, w.slots)
+	w.set.went(w.band, w.needs)
 	w.lease = lease
 	if g.Waited != nil {
 		g.Waited(w.model.Name, w.name, now.Sub(w.since))

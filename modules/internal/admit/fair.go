@@ -12,17 +12,17 @@ import "container/heap"
 type lane struct {
 	flows  map[string]*flow
 	turn   heaped[*flow] // the tenants that wait, the one that goes next first
-	clock  float64       // where the request that went last began
+	clock  float64       // the virtual time: where the request that went last began, in tokens
 	n      int           // how many wait
 	tokens int64         // of all that wait
 	limit  int           // how many tenants it may remember before it forgets some
 }
 
-// flow is one tenant in a lane. It stays for as long as its clock is ahead of the
-// lane's.
+// flow is one tenant in a lane. While others wait there it is remembered for as long as
+// it is ahead of the lane's clock.
 type flow struct {
 	tenant string
-	next   float64 // where its next request begins
+	next   float64 // where its next request begins, in tokens by the tenant's weight
 	list   list    // its requests by arrival
 	tokens int64   // of these
 	index  int     // in turn, -1 if it has none
@@ -55,12 +55,10 @@ func (l *lane) push(w *waiter) {
 	f.tokens += w.tokens
 	l.tokens += w.tokens
 	f.seq = f.list.first.w.seq
-	if f.index >= 0 {
-		heap.Fix(&l.turn, f.index)
+	if f.index >= 0 { // its place goes by its oldest request
 		return
 	}
 	f.next = max(f.next, l.clock+w.ahead)
-	w.ahead = 0
 	heap.Push(&l.turn, f)
 }
 

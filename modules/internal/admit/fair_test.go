@@ -70,6 +70,38 @@ func TestWeights(t *testing.T) {
 	}
 }
 
+// TestIdlingEarnsNothing: who comes back after a pause takes turns with those that went on.
+func TestIdlingEarnsNothing(t *testing.T) {
+	var l lane
+	seq := uint64(0)
+	push := func(tenant string) {
+		seq++
+		w := &waiter{tenant: tenant, weight: 1, needs: needs{tokens: 100}, seq: seq}
+		w.inFlow.w = w
+		l.push(w)
+	}
+	for range 100 {
+		push("busy")
+	}
+	push("idle")
+	for range 60 {
+		l.serve(l.head())
+	}
+	for range 40 {
+		push("idle")
+	}
+	got := 0
+	for range 20 {
+		if l.head().tenant == "idle" {
+			got++
+		}
+		l.serve(l.head())
+	}
+	if got < 9 || got > 11 {
+		t.Errorf("after a pause it gets %d of 20 turns", got)
+	}
+}
+
 // TestTenantsWithoutEnd: names that clients make up do not fill the memory.
 func TestTenantsWithoutEnd(t *testing.T) {
 	var l lane

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/llmgw/llmgw/modules/internal/catalog"
-	"github.com/llmgw/llmgw/modules/schedule"
 )
 
 // Request is what the gate knows of a request.
@@ -113,6 +112,8 @@ type waiter struct {
 	tenant string
 	weight float64
 	needs
+	least     int64         // tokens that a replica must be able to hold
+	asked     time.Duration // how long it cares to wait, 0 if it does not say
 	bytes     int64
 	seq       uint64
 	since     time.Time
@@ -178,94 +179,44 @@ func (g *Gate) Acquire(ctx context.Context, r *Request) (*Lease, error) {
 	}
 	if ctx.Err() != nil { // it went in the same moment
 		w.lease.Release(-1)
-		return nil, &RejectedError{Reason: ReasonGone, Band: w.name}
+		g.lock()
+		defer g.unlock()
+		return nil, g.refuse(w, ReasonGone, 0)
 	}
 	return w.lease, nil
 }
 
 // enter lets a request through, refuses it, or makes it wait. It needs mu.
 func (g *Gate) enter(r *Request, now time.Time) (*Lease, *waiter, error) {
-	band := g.band(r.Band)
-	b := &g.bands[band]
-	s := g.set(r.Model, now)
-	w := &waiter{
-		model: r.Model, name: b.Name, band: band, tenant: r.Tenant, weight: r.Weight, fallbacks: r.Fallbacks,
-		needs: s.needs(r), bytes: r.Bytes, since: now.Add(-r.Waited), set: s,
-	}
-	if !(w.weight > 0) {
-		w.weight = 1
-	}
-	v, reason, again := s.mayGo(b, band, w, now)
-	if v.ready > 0 && float64(r.Least) > v.room {
-		return nil, nil, g.refuse(w, ReasonTooLarge, 0)
-	}
-	if w.hopeless(reason) {
-		return nil, nil, g.refuse(w, ReasonNoReplica, 0)
-	}
-	if reason == "" && s.lanes[band].n == 0 {
-		for first, v, reason, _ := g.turn(w, now); first == w && reason == ""; first, v, reason, _ = g.turn(w, now) {
-			if lease := s.lease(g, w, v, now); lease != nil {
-				s.arrive(band, w.slots, w.holds, now)
-				s.went(band, w.slots)
-				g.dispatch(now, s.around()) // lower bands have less to leave free
-				return lease, nil, nil
+	w := g.newWaiter(r, now)
+	s := w.set
+	for {
+		p := g.judge(w, now)
+		switch {
+		case p.refused != "":
+			return nil, nil, g.refuse(w, p.refused, p.wait)
+		case p.reason == "":
+			lease := s.lease(g, w, p.view, now)
+			if lease == nil {
+				continue // another took that room meanwhile
 			}
+			s.arrive(w.band, w.slots, w.holds, now)
+			s.went(w.band, w.needs)
+			g.dispatch(now, s.around()) // lower bands have less to leave free
+			return lease, nil, nil
 		}
+		g.makeRoom(w)
+		s.arrive(w.band, w.slots, w.holds, now)
+		w.ready = make(chan struct{})
+		g.seq++
+		w.seq = g.seq
+		g.enqueue(w, now)
+		// Only now do others see that one waits, and leave notes of what they free; and with
+		// it lower bands may have less to leave free.
+		g.dispatch(now, s.around())
+		g.arm(now, p.again)
+		return nil, w, nil
 	}
-	ttl := r.Model.Admission.QueueTTL
-	if reason == WaitReplica {
-		ttl = r.Model.Admission.ReplicaWait
-	}
-	w.setDeadline(ttl, b.Deadline, r.Deadline)
-	if wait, ok := s.wait(w, b, now); ok && wait > w.deadline.Sub(now) && reason != WaitReplica {
-		return nil, nil, g.refuse(w, ReasonDeadline, wait)
-	}
-	if err := g.makeRoom(w); err != nil {
-		return nil, nil, err
-	}
-	s.arrive(band, w.slots, w.holds, now)
-	w.ready = make(chan struct{})
-	g.seq++
-	w.seq = g.seq
-	g.enqueue(w, now)
-	if reason == "" {
-		g.dispatch(now, s.around()) // those before it may have become able to go
-	}
-	g.arm(now, again)
-	return nil, w, nil
-}
-
-// hopeless reports whether it is not worth to begin to wait for this reason.
-func (w *waiter) hopeless(reason string) bool {
-	switch reason {
-	case WaitReplica:
-		return w.model.Admission.ReplicaWait == 0
-	case WaitFull:
-		return w.elsewhere()
-	}
-	return false
-}
-
-// elsewhere reports whether a fallback has a replica that takes work.
-func (w *waiter) elsewhere() bool {
-	return slices.ContainsFunc(w.fallbacks, func(m *catalog.Model) bool {
-		return slices.ContainsFunc(m.Endpoints, func(e *catalog.Endpoint) bool {
-			return e.Replica.State() == schedule.Ready
-		})
-	})
-}
-
-// setDeadline bounds the wait: by the queue's limit, and by what the request asks
-// for, or else its band.
-func (w *waiter) setDeadline(ttl, band, asked time.Duration) {
-	limit := band
-	if asked > 0 {
-		limit = asked
-	}
-	if limit == 0 || limit >= ttl {
-		limit, w.byTTL = ttl, true
-	}
-	w.deadline = w.since.Add(limit)
 }
 
 // enqueue queues a request. It needs mu.
@@ -273,7 +224,7 @@ func (g *Gate) enqueue(w *waiter, now time.Time) {
 	s := w.set
 	if s.waiting == 0 {
 		g.active = append(g.active, s)
-		s.crowded = crowded{since: now, before: s.leases, left: s.leases}
+		s.busy = busyPeriod{since: now, before: s.leases, left: s.leases}
 	}
 	s.waiting++
 	g.waiting.Add(1)
@@ -314,7 +265,7 @@ func (g *Gate) dequeue(w *waiter, goes bool) {
 	g.waiting.Add(-1)
 	if s.waiting--; s.waiting == 0 {
 		g.active = slices.DeleteFunc(g.active, func(o *set) bool { return o == s })
-		s.crowded = crowded{}
+		s.busy = busyPeriod{}
 	}
 	q := g.models[w.model.Name]
 	q.count(w, -1)

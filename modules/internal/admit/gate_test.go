@@ -12,6 +12,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"pgregory.net/rapid"
+
 	"github.com/llmgw/llmgw/modules/internal/catalog"
 )
 
@@ -89,7 +91,7 @@ func (a *asked) refused() Reason {
 }
 
 // atRest fails the test unless nothing is left in the gate or on a replica.
-func (s *site) atRest(t testing.TB) {
+func (s *site) atRest(t rapid.TB) {
 	t.Helper()
 	s.gate.lock()
 	defer s.gate.unlock()
@@ -97,7 +99,13 @@ func (s *site) atRest(t testing.TB) {
 		t.Errorf("%d sets and %d models still wait", len(s.gate.active), len(s.gate.models))
 	}
 	for _, o := range s.gate.sets {
+		if o.leases != 0 {
+			t.Errorf("%d leases", o.leases)
+		}
 		for i := range o.lanes {
+			if o.running[i] != 0 || o.standing[i] != 0 {
+				t.Errorf("band %d: %d slots are in use, %d are waited for", i, o.running[i], o.standing[i])
+			}
 			if l := &o.lanes[i]; o.waiting != 0 || l.n != 0 || l.tokens != 0 || len(l.turn) != 0 || len(l.flows) != 0 {
 				t.Errorf("lane %d: %d wait, %+v", i, o.waiting, l)
 			}
@@ -149,6 +157,39 @@ func TestQ01_CancelAtTheGrant(t *testing.T) {
 		}
 		defer lease.Release(0)
 	}
+}
+
+// TestLeavesAtTheGrant: a client that is gone when its request is let through counts as one
+// that left.
+func TestLeavesAtTheGrant(t *testing.T) {
+	s := strict(t, 1, 1)
+	var gone atomic.Int64
+	s.gate.Refused = func(_, _ string, r Reason) {
+		if r == ReasonGone {
+			gone.Add(1)
+		}
+	}
+	left := int64(0)
+	for range 2000 {
+		first, err := s.gate.Acquire(t.Context(), s.request("silver", "a"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := s.start(t.Context(), s.request("silver", "b"))
+		poll(t, func() bool { return s.gate.waiting.Load() == 1 })
+		var wg sync.WaitGroup
+		wg.Go(a.cancel)
+		first.Release(1)
+		wg.Wait()
+		if <-a.done; a.err != nil {
+			left++
+		}
+		a.lease.Release(1)
+	}
+	if gone.Load() != left {
+		t.Errorf("%d left, counted %d", left, gone.Load())
+	}
+	s.atRest(t)
 }
 
 // TestQ03_OverflowAndClientsThatLeave: who leaves the queue reaches no engine, and

@@ -92,8 +92,8 @@ func (l *Lease) Placed() {
 	l.mu.Lock()
 	l.unreserve()
 	l.mu.Unlock()
-	// It has counted twice for a moment, or on the one that it left: who was looked at
-	// meanwhile may be able to go.
+	// It has counted twice for a moment, or still on the one that it left: a request that
+	// was found to have no room in this moment may have some.
 	if l.gate.waiting.Load() > 0 {
 		l.gate.note(&note{kind: noteFreed, set: l.set})
 	}
@@ -142,7 +142,7 @@ func (l *Lease) Release(output int64) {
 // ended learns from a request that is over. It needs mu.
 func (s *set) ended(l *Lease) {
 	s.leases--
-	if c := &s.crowded; l.at.Before(c.since) {
+	if c := &s.busy; !l.at.After(c.since) {
 		c.left--
 	}
 	if l.front == s.front.Load() {

@@ -129,6 +129,73 @@ func TestAgingUnderOneThatNeverWaits(t *testing.T) {
 	})
 }
 
+// TestAgedOnesDoNotOverfill: however many of a band without a ceiling there are, what goes
+// in their turns waits until the replicas are not full.
+func TestAgedOnesDoNotOverfill(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, first := patient(t, func(b *Band) {
+			if b.Name == "platinum" {
+				b.Ceiling = Unlimited
+			}
+		})
+		gold := s.wait(t, "gold", "a")
+		time.Sleep(time.Minute)
+		all := []*Lease{first}
+		for range agingShare + 5 {
+			lease, err := s.gate.Acquire(t.Context(), s.request("platinum", "b"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, lease)
+		}
+		for _, l := range all { // one runs, and four fill the queue
+			if n := s.engines[0].replica.Load(time.Now(), 1).Total; n >= 6 && gold.went() {
+				t.Fatalf("gold goes behind %v", n)
+			}
+			l.Release(1)
+		}
+		if !gold.went() {
+			t.Fatal("gold waits still")
+		}
+		gold.lease.Release(1)
+		s.atRest(t)
+	})
+}
+
+// TestWithoutCeilingNobodyWaits, whatever waits in higher bands.
+func TestWithoutCeilingNobodyWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, first := patient(t, func(b *Band) {
+			if b.Name == "bronze" {
+				b.Ceiling = Unlimited
+			}
+		})
+		gold := s.wait(t, "gold", "a")
+		for range 3 {
+			a := s.start(t.Context(), s.request("bronze", "a"))
+			if !a.went() {
+				t.Fatal("it waits")
+			}
+			defer a.lease.Release(1)
+		}
+		// So it is if it has to wait with the others for a replica.
+		s.model.Admission.ReplicaWait = time.Minute
+		s.model.Endpoints[0].Replica.SetDraining(true)
+		a := s.start(t.Context(), s.request("bronze", "a"))
+		if a.went() {
+			t.Fatal("there is no replica")
+		}
+		s.model.Endpoints[0].Replica.SetDraining(false)
+		time.Sleep(tick)
+		if !a.went() || gold.went() {
+			t.Errorf("bronze goes: %v, gold: %v", a.went(), gold.went())
+		}
+		a.lease.Release(1)
+		gold.cancel()
+		first.Release(1)
+	})
+}
+
 // TestOrderAcrossModels: with the same replicas and other thresholds.
 func TestOrderAcrossModels(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -1,6 +1,8 @@
 package admit
 
 import (
+	"errors"
+	"flag"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -14,9 +16,14 @@ import (
 
 // TestGateProperties drives a gate by hand, in a bubble: arrivals for models that share
 // replicas, clients that leave, requests that are placed and that end, time that passes,
-// other bands. At each step no slot is granted twice, nothing waits that may go, and all
-// counts agree.
+// other bands and other replicas. At each step no slot is granted twice, nobody overtakes
+// a higher band, nothing waits that may go, what was said of a request is what becomes of
+// it, and all counts agree.
 func TestGateProperties(t *testing.T) {
+	if f := flag.Lookup("rapid.checks"); f.Value.String() == f.DefValue { // they are quick
+		_ = f.Value.Set("3000")
+		defer func() { _ = f.Value.Set(f.DefValue) }()
+	}
 	// rapid asks for a deadline if there is one to be had, which bubbles have not.
 	synctest.Test(t, func(t *testing.T) { rapid.Check(struct{ rapid.TB }{t}, gateProperties) })
 }
@@ -28,7 +35,7 @@ func gateProperties(t *rapid.T) {
 		e.Slots = slots
 	}
 	s.model.Admission.MaxQueued = 20
-	// One that has waited for long for many slots goes when one is free.
+	// One that has waited for long for many slots goes when half of them are free.
 	widest := rapid.SampledFrom([]int{1, slots}).Draw(t, "widest")
 	scrape := func() {}
 	if rapid.Bool().Draw(t, "caches") {
@@ -52,14 +59,14 @@ func gateProperties(t *rapid.T) {
 	for i := range bands {
 		bands[i].Ceiling, bands[i].Queue, bands[i].Aging = 0.01, 8, 5*time.Second
 	}
-	configure := func() {
+	configure := func(bands []Band) {
 		sorted, err := CheckBands(bands)
 		if err != nil {
 			t.Fatal(err)
 		}
 		g.Configure(sorted, func(name string) *catalog.Model { return models[name] })
 	}
-	configure()
+	configure(bands)
 	var waiting []*waiter
 	type run struct {
 		lease *Lease
@@ -78,6 +85,20 @@ func gateProperties(t *rapid.T) {
 		}
 		waiting = kept
 	}
+	idle := func() *waiter { // who waits and may go
+		g.lock()
+		defer g.unlock()
+		for _, o := range g.sets {
+			for band := range g.bands {
+				if w := o.lanes[band].head(); w != nil {
+					if _, _, why, _ := g.turn(w, time.Now()); why == "" {
+						return w
+					}
+				}
+			}
+		}
+		return nil
+	}
 	t.Repeat(map[string]func(*rapid.T){
 		"arrive": func(t *rapid.T) {
 			band := rapid.SampledFrom([]string{"platinum", "gold", "silver", "bronze"}).Draw(t, "band")
@@ -86,12 +107,25 @@ func gateProperties(t *rapid.T) {
 			r.Prompt = rapid.Int64Range(1, 1000).Draw(t, "prompt")
 			r.Model = models[rapid.SampledFrom([]string{"m", "first", "others"}).Draw(t, "model")]
 			r.Sequences = int64(rapid.IntRange(1, widest).Draw(t, "sequences"))
+			said := g.Explain(r)
+			settle()
 			var w *waiter
+			var err error
 			lease := g.pass(r, time.Now())
+			if lease != nil && slices.ContainsFunc(waiting, func(w *waiter) bool { return w.model == r.Model && w.band <= lease.band }) {
+				t.Fatal("one goes before others of its band or of a higher one")
+			}
 			if lease == nil {
 				g.lock()
-				lease, w, _ = g.enter(r, time.Now())
+				lease, w, err = g.enter(r, time.Now())
 				g.unlock()
+			}
+			refused, _ := errors.AsType[*RejectedError](err)
+			switch {
+			case lease != nil && (said.Refused != "" || said.Waits != ""),
+				w != nil && (said.Refused != "" || said.Waits == ""),
+				refused != nil && refused.Reason != said.Refused:
+				t.Fatalf("said was %+v: lease %v, waits %v, refused %v", said, lease != nil, w != nil, err)
 			}
 			if lease != nil {
 				running = append(running, &run{lease: lease})
@@ -135,21 +169,32 @@ func gateProperties(t *rapid.T) {
 		"time": func(t *rapid.T) {
 			scrape()
 			time.Sleep(tick + time.Duration(rapid.IntRange(1, 8000).Draw(t, "ms"))*time.Millisecond)
-			synctest.Wait() // the gate's timer may be due as well
+			synctest.Wait()    // the gate's timer may be due as well
+			if idle() != nil { // since its last tick
+				time.Sleep(tick)
+				synctest.Wait()
+			}
 			settle()
 		},
 		"configure": func(t *rapid.T) {
 			bands[0].Queue = rapid.IntRange(0, 8).Draw(t, "queue")
-			configure()
+			bands[len(bands)-1].Priority = rapid.SampledFrom([]int{100, 350, 1000}).Draw(t, "priority of bronze")
+			others := *models["others"]
+			others.Endpoints = s.model.Endpoints[rapid.IntRange(0, len(s.engines)-1).Draw(t, "others begin"):]
+			models["others"] = &others
+			configure(bands[rapid.IntRange(0, 1).Draw(t, "first band"):])
 			settle()
 		},
 		"": func(t *rapid.T) {
+			if w := idle(); w != nil {
+				t.Fatalf("one of %s waits that may go", w.name)
+			}
 			g.lock()
 			defer g.unlock()
-			now, total, all := time.Now(), int64(0), int64(0)
+			total, all := int64(0), int64(0)
 			for _, e := range s.engines {
-				n := int64(e.replica.Load(now, slots).Total)
-				if n > int64(slots+widest-1) {
+				n := int64(e.replica.Load(time.Now(), slots).Total)
+				if n > int64(slots+widest/2) {
 					t.Fatalf("%d run on a replica of %d slots", n, slots)
 				}
 				total += n
@@ -163,15 +208,6 @@ func gateProperties(t *rapid.T) {
 			n := 0
 			for _, o := range g.sets {
 				n += o.waiting
-				for band := range g.bands {
-					w := o.lanes[band].head()
-					if w == nil {
-						continue
-					}
-					if _, _, why, _ := g.turn(w, now); why == "" {
-						t.Fatalf("one of band %d waits that may go", band)
-					}
-				}
 			}
 			if n != len(waiting) {
 				t.Fatalf("%d wait, the gate has %d", len(waiting), n)
@@ -186,7 +222,5 @@ func gateProperties(t *rapid.T) {
 		r.slot.Release()
 		r.lease.Release(0)
 	}
-	if len(g.active) != 0 || len(g.models) != 0 {
-		t.Fatal("something is left")
-	}
+	s.atRest(t)
 }

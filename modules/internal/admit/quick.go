@@ -41,9 +41,12 @@ var started = time.Now()
 // moment returns t in ns, by a clock that nobody sets if t has one.
 func moment(t time.Time) int64 { return int64(t.Sub(started)) }
 
+// precise is how precise a front is about when a request came last.
+const precise = decay / 100
+
 // arrive notes a request of a band.
 func (f *front) arrive(band int, now time.Time) {
-	if at, last := moment(now), f.last[band].Load(); last == 0 || at-last > int64(decay/100) {
+	if at, last := moment(now), f.last[band].Load(); last == 0 || at-last > int64(precise) {
 		f.last[band].Store(at)
 	}
 }
@@ -52,7 +55,7 @@ func (f *front) arrive(band int, now time.Time) {
 // come of late.
 func (f *front) yields(band int, now time.Time) bool {
 	for i := range min(band, len(f.last)) {
-		if last := f.last[i].Load(); last != 0 && moment(now)-last <= int64(decay) {
+		if last := f.last[i].Load(); last != 0 && moment(now)-last <= int64(decay+precise) {
 			return true
 		}
 	}
@@ -161,7 +164,7 @@ type noteKind uint8
 const (
 	noteBegan noteKind = iota // its lease was given without the lock
 	noteEnded                 // its lease ended
-	noteFreed                 // what was counted on one of the set's replicas is not any more
+	noteFreed                 // the set's replicas have more room than before
 )
 
 // maxNoted is how many notes are left for later while nothing waits.
@@ -192,8 +195,8 @@ func (g *Gate) lock() {
 	g.read()
 }
 
-// maxTurns bounds for how many others one goroutine does their work. Whom the note after
-// that lets go may then wait for the timer, a tick.
+// maxTurns bounds how often one goroutine reads what others have left meanwhile. What is
+// left after that may be read a tick later.
 const maxTurns = 100
 
 // unlock reads the notes, lets go whom they let go, and unlocks mu. Notes that come
@@ -237,7 +240,7 @@ func (g *Gate) read() {
 				seen = s
 			}
 			s.arrive(l.band, l.slots, l.holds, l.at)
-			s.went(l.band, l.slots)
+			s.went(l.band, l.needs)
 		case n.kind == noteBegan:
 			s.leases++
 		}

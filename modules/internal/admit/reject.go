@@ -141,31 +141,40 @@ func (s *set) expect(output int64) int64 {
 	return output
 }
 
-// makeRoom keeps the queue within its limits: a request that is too many is
-// refused, or another in its place: the newest of the lowest bands, or the newest of
-// the tenant with most in its own, if he has more than its tenant. Then no tenant can
-// shut others out. It needs mu.
-func (g *Gate) makeRoom(w *waiter) error {
-	q := g.models[w.model.Name]
+// room reports whether the queue has room for a request, if others give way to it: those
+// of lower bands, and in its own the newest of the tenant with most, which is returned,
+// if he has more than its tenant. Then no tenant can shut others out. It needs mu.
+func (g *Gate) room(w *waiter) (other *waiter, ok bool) {
+	limits, q := &w.model.Admission, g.models[w.model.Name]
 	if q == nil {
-		q = &queue{bands: make([]depth, len(g.bands))}
+		return nil, g.bands[w.band].Queue > 0 && limits.MaxQueued > 0 && w.bytes <= limits.MaxQueuedBytes
 	}
-	limits := &w.model.Admission
 	n, bytes := q.n, q.bytes+w.bytes
 	for i := w.band + 1; i < len(q.bands); i++ {
 		n, bytes = n-q.bands[i].list.n, bytes-q.bands[i].bytes
 	}
-	if q.bands[w.band].list.n >= g.bands[w.band].Queue || n >= limits.MaxQueued || bytes > limits.MaxQueuedBytes {
-		other := q.bands[w.band].crowd.longest(w)
-		if other == nil || bytes-other.bytes > limits.MaxQueuedBytes {
-			return g.refuse(w, ReasonFull, 0)
-		}
+	if q.bands[w.band].list.n < g.bands[w.band].Queue && n < limits.MaxQueued && bytes <= limits.MaxQueuedBytes {
+		return nil, true
+	}
+	other = q.bands[w.band].crowd.longest(w)
+	return other, other != nil && bytes-other.bytes <= limits.MaxQueuedBytes
+}
+
+// makeRoom makes those give way, the newest of the lowest bands first, or returns false
+// if that is not enough. It needs mu.
+func (g *Gate) makeRoom(w *waiter) bool {
+	other, ok := g.room(w)
+	if !ok {
+		return false
+	}
+	if other != nil {
 		g.displace(other, ReasonFull)
 	}
-	for q.n >= limits.MaxQueued || q.bytes+w.bytes > limits.MaxQueuedBytes {
+	limits := &w.model.Admission
+	for q := g.models[w.model.Name]; q != nil && (q.n >= limits.MaxQueued || q.bytes+w.bytes > limits.MaxQueuedBytes); {
 		g.displace(q.lowest(), ReasonDisplaced)
 	}
-	return nil
+	return true
 }
 
 // lowest returns the newest request of the lowest band, or nil.

@@ -26,6 +26,7 @@ type set struct {
 	lanes     []lane   // by band, the highest first
 	ages      []list   // by band: the same, by arrival
 	turns     []int    // by band: how many of higher ones went since one of it did
+	tags      []tags   // by band
 	running   []int64  // by band: how many slots its requests have
 	standing  []int64  // by band: how many slots those take that wait
 	leases    int      // how many there are
@@ -36,7 +37,7 @@ type set struct {
 	size      average   // of a lease, in tokens that it holds
 	output    average   // of a request, in tokens
 	drained   []drained // by band
-	crowded   crowded
+	busy      busyPeriod
 	slots     float64 // how many requests run at once at most, as last looked at
 	each      float64 // of these, on one replica
 
@@ -47,8 +48,15 @@ type set struct {
 	front       atomic.Pointer[front]
 }
 
-// crowded is the time in which requests wait.
-type crowded struct {
+// tags order a set among those that have replicas in common with it: they take turns in a
+// band by tokens, as the tenants of a lane do.
+type tags struct {
+	start float64 // where its next request begins, in tokens
+	clock float64 // the virtual time: where the one began that went last, of it or of a neighbour
+}
+
+// busyPeriod is the time in which requests wait.
+type busyPeriod struct {
 	since        time.Time // when they began to; zero if none do
 	before, left int       // how many leases there were then, and which of these there still are
 }
@@ -102,6 +110,7 @@ func (s *set) neighbours() []neighbour {
 func (s *set) empty(bands int) {
 	s.lanes, s.ages = make([]lane, bands), make([]list, bands)
 	s.turns, s.running, s.standing = make([]int, bands), make([]int64, bands), make([]int64, bands)
+	s.tags = make([]tags, bands)
 }
 
 // learn takes over what was learnt with other replicas of the same model. Its demand comes
@@ -112,13 +121,16 @@ func (s *set) learn(o *set) {
 	copy(s.turns, o.turns)
 	s.held, s.size, s.output = o.held, o.size, o.output
 	s.outputLimit.Store(o.outputLimit.Load())
+	front, before := s.front.Load(), o.front.Load()
+	for band := range front.last {
+		front.last[band].Store(before.last[band].Load())
+	}
 }
 
 // view is a set as it is at a moment.
 type view struct {
 	ready, full int     // replicas that take work, and that have said they are full
-	saturation  float64 // of those that are ready
-	own         float64 // of the best one's queue, with the request
+	own         float64 // saturation of the best one's queue, with the request
 	free, slots float64 // how many more they can run at once, and in all; infinite if nobody knows
 	fits        bool    // one of them has room for the tokens, or nothing to do
 	room        float64 // the most tokens that one of all can ever hold; infinite if one does not say
@@ -146,7 +158,6 @@ type question struct {
 	ceiling float64 // of its band
 	higher  bool    // higher bands have needed slots of late
 	low     bool    // the band is below the default one
-	p90     bool    // the saturation is to be that of the fullest but a tenth, not the mean
 }
 
 // look takes a view. While higher bands are in use, and for low ones, a replica that
@@ -159,8 +170,6 @@ func (s *set) lookAt(endpoints []*catalog.Endpoint, now time.Time, q question) v
 	var v view
 	bestFree, bestLoad := -1.0, math.Inf(1)
 	v.own = math.Inf(1)
-	sum := 0.0
-	var sats []float64
 	for _, e := range endpoints {
 		l := e.Replica.Load(now, e.Slots)
 		room := l.Tokens.Or(math.Inf(1))
@@ -175,8 +184,7 @@ func (s *set) lookAt(endpoints []*catalog.Endpoint, now time.Time, q question) v
 		}
 		v.ready++
 		if !l.Slots.Known() && (q.higher || q.low && l.Proven.Known()) {
-			l.Slots = max(trusted, 2*schedule.Gauge(l.Proven.Or(0)))
-			l = l.Plus(0)
+			l.Trust(max(trusted, 2*schedule.Gauge(l.Proven.Or(0))))
 		}
 		free, slots := l.Free.Or(math.Inf(1)), l.Slots.Or(math.Inf(1))
 		v.free, v.slots = v.free+free, v.slots+slots
@@ -199,7 +207,7 @@ func (s *set) lookAt(endpoints []*catalog.Endpoint, now time.Time, q question) v
 		case wide > slots && !q.hasty:
 			own = math.Inf(1)
 		default:
-			own = l.Plus(need).Queued / queue
+			own = l.QueuedWith(need) / queue
 		}
 		if fits && !v.fits || fits == v.fits && cmp.Or(cmp.Compare(own, v.own), cmp.Compare(bestFree, free), cmp.Compare(load, bestLoad)) < 0 {
 			bestFree, bestLoad = free, load
@@ -207,18 +215,6 @@ func (s *set) lookAt(endpoints []*catalog.Endpoint, now time.Time, q question) v
 		}
 		v.fits, v.idle = v.fits || fits, v.idle || idle
 		v.freeTokens, v.allTokens = v.freeTokens+max(0, left), v.allTokens+room
-		saturation := max(l.Queued/queue, l.KVUsage.Or(0)/s.kvCeiling)
-		if sum += saturation; q.p90 {
-			sats = append(sats, saturation)
-		}
-	}
-	switch {
-	case v.ready == 0:
-	case q.p90:
-		slices.Sort(sats)
-		v.saturation = sats[int(math.Ceil(0.9*float64(len(sats))))-1]
-	default:
-		v.saturation = sum / float64(v.ready)
 	}
 	return v
 }
@@ -268,11 +264,19 @@ func (s *set) above(band int) (running, standing int64) {
 	return running, standing
 }
 
-// went notes that a request of a band was let go, for those below it.
-func (s *set) went(band int, slots int64) {
+// went notes that a request of a band was let go.
+func (s *set) went(band int, n needs) {
 	s.leases++
-	s.running[band] += slots
+	s.running[band] += n.slots
 	s.turns[band] = 0
+	t := &s.tags[band]
+	t.clock = max(t.clock, t.start)
+	t.start = t.clock + float64(max(1, n.tokens))
+	for _, o := range s.neighbours() {
+		if band < len(o.set.tags) {
+			o.set.tags[band].clock = max(o.set.tags[band].clock, t.clock)
+		}
+	}
 	for i := band + 1; i < len(s.turns); i++ {
 		s.turns[i]++
 		for _, n := range s.neighbours() {
@@ -326,13 +330,16 @@ func (s *set) mayGo(b *Band, band int, w *waiter, now time.Time) (v view, reason
 	v.headroom = h
 	leaves, spare := v.bound(h, spare)
 	if reason = v.judge(b, w.holds, leaves, spare); reason != "" || h == 0 || b.Ceiling >= Unlimited || math.IsInf(v.free, 1) {
-		return v, reason, again
+		return v, reason, time.Time{}
 	}
-	if now.Before(s.paced[band]) && v.free <= v.slots/2 {
+	if now.Before(s.paced[band]) && v.scarce() {
 		return v, WaitPaced, s.paced[band]
 	}
-	return v, "", again
+	return v, "", time.Time{}
 }
+
+// scarce reports whether half of the slots are taken.
+func (v *view) scarce() bool { return v.free <= v.slots/2 }
 
 // judge is mayGo by what there is, with so many slots and tokens to leave free.
 func (v *view) judge(b *Band, tokens int64, slots, spare float64) string {
@@ -355,11 +362,11 @@ func (v *view) judge(b *Band, tokens int64, slots, spare float64) string {
 	return ""
 }
 
-// pace keeps requests of a band that leaves headroom from going all at once, at
-// twice the rate at most at which slots are freed: what goes together ends
-// together, and between two such ends no slot is freed for whoever comes.
+// pace keeps requests of a band that leaves headroom from taking the second half of the
+// slots all at once, at twice the rate at most at which slots are freed: what goes
+// together ends together, and between two such ends no slot is freed for whoever comes.
 func (s *set) pace(band int, v view, now time.Time) {
-	if v.headroom == 0 || !s.held.known || math.IsInf(v.slots, 1) {
+	if v.headroom == 0 || !s.held.known || math.IsInf(v.slots, 1) || !v.scarce() {
 		return
 	}
 	gap := time.Duration(v.takes * s.held.value / v.slots / 2 * float64(time.Second))

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/llmgw/llmgw/modules/internal/catalog"
+	"github.com/llmgw/llmgw/modules/schedule"
 )
 
 // Depth is what waits for a model in a band.
@@ -45,10 +46,9 @@ func (g *Gate) Depths() []Depth {
 type Verdict struct {
 	// Band is the request's.
 	Band string
-	// Ceiling is the band's; Saturation that of the replicas, 1 is full.
+	// Ceiling is the band's; Saturation that of all replicas of the model, 1 is full.
 	Ceiling, Saturation float64
-	// Refused is why the request would be refused, without a wait: it is too large, or
-	// there is no replica. "" if it would not.
+	// Refused is why the request would be refused at once, "" if it would not.
 	Refused Reason
 	// Waits is why the request would wait, one of the Wait constants, or "".
 	Waits string
@@ -70,33 +70,27 @@ func (g *Gate) Explain(r *Request) Verdict {
 	g.lock()
 	defer g.unlock()
 	now := g.now()
-	band := g.band(r.Band)
-	b, s := &g.bands[band], g.set(r.Model, now)
-	w := &waiter{model: r.Model, since: now, fallbacks: r.Fallbacks, band: band, tenant: r.Tenant, needs: s.needs(r), set: s}
-	first, _, reason, _ := g.turn(w, now)
-	v := s.look(now, question{p90: r.Model.Admission.P90})
+	w := g.newWaiter(r, now)
+	b, s := &g.bands[w.band], w.set
+	p := g.judge(w, now)
+	v := s.look(now, question{})
+	saturation, _ := s.saturation(s.endpoints, now, r.Model.Admission.P90)
 	out := Verdict{
-		Band: b.Name, Ceiling: b.Ceiling, Saturation: v.saturation, Waits: reason,
-		Free: finite(v.free), Slots: finite(v.slots),
+		Band: b.Name, Ceiling: b.Ceiling, Saturation: saturation,
+		Refused: p.refused, Waits: p.reason, Free: finite(v.free), Slots: finite(v.slots),
+		Estimate: p.wait, EstimateKnown: p.wait > 0,
 	}
-	slots, tokens := s.headroom(band, now)
+	slots, tokens := s.headroom(w.band, now)
 	out.Headroom, out.HeadroomTokens = v.bound(slots, tokens)
-	for i := range band + 1 {
+	for i := range w.band + 1 {
 		out.Ahead += s.lanes[i].n
 	}
-	if reason == "" && (first != w || s.lanes[band].n > 0) {
-		out.Waits = WaitTurn
-	}
-	switch {
-	case v.ready > 0 && float64(r.Least) > v.room:
-		out.Refused = ReasonTooLarge
-	case w.hopeless(reason):
-		out.Refused = ReasonNoReplica
-	}
 	if out.Waits != "" {
-		out.Estimate, out.EstimateKnown = s.wait(w, b, now)
 		higher, own := s.ahead(w)
 		out.Tokens = higher + own
+		if out.Ahead > 0 && p.refused != ReasonNoReplica {
+			out.Waits = WaitTurn // whatever these wait for
+		}
 	}
 	return out
 }
@@ -111,22 +105,28 @@ func finite(v float64) float64 {
 
 // Saturations returns how saturated a model's replicas are, by pool.
 func Saturations(m *catalog.Model, now time.Time) map[string]float64 {
-	byPool := make(map[string]*catalog.Model)
+	pools := make(map[string][]*catalog.Endpoint)
 	for _, e := range m.Endpoints {
-		p := byPool[e.Pool]
-		if p == nil {
-			own := *m
-			own.Endpoints = nil
-			p = &own
-			byPool[e.Pool] = p
-		}
-		p.Endpoints = append(p.Endpoints, e)
+		pools[e.Pool] = append(pools[e.Pool], e)
 	}
-	all := make(map[string]float64, len(byPool))
-	for pool, m := range byPool {
-		if v := newSet(m, nil).look(now, question{p90: m.Admission.P90}); v.ready > 0 {
-			all[pool] = v.saturation
+	s := set{target: m.TargetWaiting, kvCeiling: m.KVCeiling}
+	all := make(map[string]float64, len(pools))
+	for pool, endpoints := range pools {
+		if v, ok := s.saturation(endpoints, now, m.Admission.P90); ok {
+			all[pool] = v
 		}
 	}
 	return all
+}
+
+// saturation returns how full those of the replicas are that take work; ok is false if
+// none does.
+func (s *set) saturation(endpoints []*catalog.Endpoint, now time.Time, p90 bool) (v float64, ok bool) {
+	var all []float64
+	for _, e := range endpoints {
+		if l := e.Replica.Load(now, e.Slots); l.State == schedule.Ready {
+			all = append(all, max(l.Queued/(s.target*e.Weight), l.KVUsage.Or(0)/s.kvCeiling))
+		}
+	}
+	return schedule.Aggregate(all, p90), len(all) > 0
 }

@@ -49,6 +49,97 @@ func TestShedAtOnce(t *testing.T) {
 	})
 }
 
+// TestTheFirstToEndAreTheShortOnes: while those run on that ran when requests began to wait,
+// nobody knows how fast the queue will go.
+func TestTheFirstToEndAreTheShortOnes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := strict(t, 1, 10)
+		var long []*Lease
+		for range 10 {
+			lease, err := s.gate.Acquire(t.Context(), s.request("silver", "a"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			long = append(long, lease)
+		}
+		time.Sleep(time.Second)
+		var all []*asked
+		for range 40 {
+			all = append(all, s.start(t.Context(), s.request("silver", "a")))
+			all[len(all)-1].went()
+		}
+		end := func(l *Lease) *Lease { // and the next goes
+			time.Sleep(100 * time.Millisecond)
+			l.Release(50)
+			a := all[0]
+			if all = all[1:]; !a.went() {
+				t.Fatal("the next waits still")
+			}
+			return a.lease
+		}
+		short := end(long[0])
+		for range 15 {
+			short = end(short)
+		}
+		if v := s.gate.Explain(s.request("silver", "a")); v.EstimateKnown {
+			t.Errorf("nine of ten run on, and it would wait for %v", v.Estimate)
+		}
+		running := []*Lease{short}
+		for _, l := range long[1:] {
+			running = append(running, end(l))
+		}
+		if v := s.gate.Explain(s.request("silver", "a")); !v.EstimateKnown {
+			t.Error("all have ended, and nobody knows how fast the queue goes")
+		}
+		for _, l := range running {
+			l.Release(1)
+		}
+		for _, a := range all {
+			if !a.went() {
+				a.cancel()
+				synctest.Wait()
+			}
+			a.lease.Release(1)
+		}
+		s.atRest(t)
+	})
+}
+
+// TestTheShortestLimitCounts: of the queue's, the band's and the request's own.
+func TestTheShortestLimitCounts(t *testing.T) {
+	for _, tt := range []struct {
+		band, asked, want time.Duration
+		reason            Reason
+	}{
+		{0, 0, 30 * time.Second, ReasonTTL},
+		{10 * time.Second, 0, 10 * time.Second, ReasonDeadline},
+		{10 * time.Second, 20 * time.Second, 20 * time.Second, ReasonDeadline},
+		{10 * time.Second, time.Hour, 30 * time.Second, ReasonTTL},
+		{time.Hour, 0, 30 * time.Second, ReasonTTL},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := strict(t, 1, 1)
+			bands := Bands()
+			for i := range bands {
+				bands[i].Ceiling, bands[i].Deadline = 0.01, tt.band
+			}
+			s.configure(t, bands)
+			first, err := s.gate.Acquire(t.Context(), s.request("silver", "a"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			r, begin := s.request("silver", "a"), time.Now()
+			r.Deadline = tt.asked
+			a := s.start(t.Context(), r)
+			<-a.done
+			if d := time.Since(begin); a.refused() != tt.reason || d != tt.want {
+				t.Errorf("%+v: %q after %v", tt, a.refused(), d)
+			}
+			first.Release(1)
+		})
+	}
+}
+
 // TestNeighbours: sets that have replicas in common know of each other, as long as both
 // are in use.
 func TestNeighbours(t *testing.T) {

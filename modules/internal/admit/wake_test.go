@@ -14,17 +14,6 @@ import (
 // same moment, wakes who waits for it. No timer does.
 func TestNobodyIsLeftWaiting(t *testing.T) {
 	noTick(t)
-	take := func(t *testing.T, r *fleet.Replica, l *Lease) fleet.Slot {
-		t.Helper()
-		slot, ok := r.Take(-1, l.Tokens())
-		if !ok {
-			t.Fatal("the replica is not to be used")
-		}
-		slot.Sequences(l.Sequences())
-		runtime.Gosched() // now it counts twice
-		l.Placed()
-		return slot
-	}
 	for name, beside := range map[string]func(t *testing.T, s *site, l *Lease) fleet.Slot{
 		"nothing": func(*testing.T, *site, *Lease) fleet.Slot { return fleet.Slot{} },
 		"another is placed": func(t *testing.T, s *site, l *Lease) fleet.Slot {
@@ -79,6 +68,46 @@ func TestNobodyIsLeftWaiting(t *testing.T) {
 			s.atRest(t)
 		})
 	}
+}
+
+// take places a request on a replica.
+func take(t *testing.T, r *fleet.Replica, l *Lease) fleet.Slot {
+	t.Helper()
+	slot, ok := r.Take(-1, l.Tokens())
+	if !ok {
+		t.Fatal("the replica is not to be used")
+	}
+	slot.Sequences(l.Sequences())
+	runtime.Gosched() // now it counts twice
+	l.Placed()
+	return slot
+}
+
+// TestOneComesWhileAnotherIsPlaced: that counts twice for a moment, and the one that comes
+// in this moment finds all slots taken.
+func TestOneComesWhileAnotherIsPlaced(t *testing.T) {
+	noTick(t)
+	s := strict(t, 1, 2)
+	for range 30_000 {
+		first, err := s.gate.Acquire(t.Context(), s.request("silver", "a"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var slot fleet.Slot
+		var wg sync.WaitGroup
+		wg.Go(func() { slot = take(t, s.engines[0].replica, first) })
+		second := s.start(t.Context(), s.request("silver", "b"))
+		wg.Wait()
+		select {
+		case <-second.done:
+		case <-time.After(10 * time.Second):
+			t.Fatal("a slot is free, and one waits")
+		}
+		second.lease.Release(1)
+		slot.Release()
+		first.Release(1)
+	}
+	s.atRest(t)
 }
 
 // noTick leaves replicas alone unless something happens in the gate. A look in the same

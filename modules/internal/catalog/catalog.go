@@ -82,7 +82,7 @@ type Admission struct {
 	// KVReserve is the share of the KV cache that is left free when requests are
 	// let through by their tokens, in [0, 1).
 	KVReserve float64
-	// P90 takes the fullest but a tenth of the replicas for how full all are,
+	// P90 takes the fullest but a tenth of a pool's replicas for how full it is,
 	// instead of the mean.
 	P90 bool
 	// QueueTTL is how long a request may wait at most.

@@ -268,7 +268,7 @@ func (rt *Runtime) request(m *catalog.Model, sequence uint64, session string, pr
 	req := schedule.Request{
 		Model: m.Name, SessionLoad: m.SessionLoad,
 		PromptTokens: promptBytes / bytesPerToken, OutputTokens: output,
-		TargetWaiting: m.TargetWaiting, KVCeiling: m.KVCeiling,
+		TargetWaiting: m.TargetWaiting, KVCeiling: m.KVCeiling, P90: m.Admission.P90,
 		Now: rt.Now(), Random: rand.Uint64(), Sequence: sequence,
 	}
 	if session != "" && m.SessionLoad > 0 {

@@ -27,8 +27,9 @@ func (p *page) frozen(s *Stats) bool {
 		p.since, p.low, p.high = s.At, s.own, s.own
 		return false
 	}
+	moved := p.high > p.low // by the scrape before: what came since may not be on this page yet
 	p.low, p.high = min(p.low, s.own), max(p.high, s.own)
-	return s.At.Sub(p.since) >= StatsMaxAge && p.high > p.low && s.Waiting.Or(0)+s.Running.Or(0) > float64(s.own)
+	return s.At.Sub(p.since) >= StatsMaxAge && moved && s.Waiting.Or(0)+s.Running.Or(0) > float64(s.own)
 }
 
 func (p *page) reset() {

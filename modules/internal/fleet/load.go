@@ -1,7 +1,6 @@
 package fleet
 
 import (
-	"math"
 	"time"
 
 	"github.com/llmgw/llmgw/modules/schedule"
@@ -18,7 +17,7 @@ type Load struct {
 	// beyond what it ran when it last said that some wait.
 	Queued float64
 	// Free is how many more it can run at once: below 0 never, and Unknown while
-	// nobody has seen it full.
+	// nobody has seen it full and it does not say that some wait.
 	Free schedule.Gauge
 	// Slots is how many it can run at once, Unknown while nobody has seen it full.
 	Slots schedule.Gauge
@@ -36,15 +35,44 @@ type Load struct {
 	limit schedule.Gauge // what it ran when it last said that requests wait in it
 }
 
+// runs returns how many it runs at once, Unknown if nobody knows. What waits does so for
+// a reason, which may be another than the slots.
+func (l *Load) runs() schedule.Gauge {
+	switch {
+	case !l.limit.Known() || l.Slots < l.limit:
+		return l.Slots
+	default:
+		return l.limit
+	}
+}
+
+// Trust takes the replica for one that can run so many at once.
+func (l *Load) Trust(slots schedule.Gauge) {
+	l.Slots = slots
+	l.settle()
+}
+
 // Plus returns the estimate with n requests more, or fewer with n below 0.
 func (l Load) Plus(n float64) Load {
 	l.Total += n
-	// What waits does so for a reason, which may be another than the slots.
-	if runs := min(l.Slots.Or(math.Inf(1)), l.limit.Or(math.Inf(1))); !math.IsInf(runs, 1) {
-		l.Queued = max(0, l.Total-runs)
-		l.Free = schedule.Gauge(max(0, runs-l.Total))
-	}
+	l.settle()
 	return l
+}
+
+// settle computes what follows from Total and the slots.
+func (l *Load) settle() {
+	if runs := l.runs(); runs.Known() {
+		l.Queued = max(0, l.Total-float64(runs))
+		l.Free = max(0, runs-schedule.Gauge(l.Total))
+	}
+}
+
+// QueuedWith returns how many would wait in it with n requests more.
+func (l *Load) QueuedWith(n float64) float64 {
+	if runs := l.runs(); runs.Known() {
+		return max(0, l.Total+n-float64(runs))
+	}
+	return l.Queued
 }
 
 // Load returns the estimate. slots is the batch capacity where config says so; 0
@@ -83,7 +111,8 @@ func (r *Replica) Load(now time.Time, slots int) Load {
 	if slots > 0 {
 		l.Slots = schedule.Gauge(slots)
 	}
-	return l.Plus(0)
+	l.settle()
+	return l
 }
 
 // used estimates how many of n tokens of the KV cache are in use or promised. What

@@ -69,7 +69,7 @@ type Decision struct {
 	Rejected []string
 	// Pool is the pool of the chosen candidate.
 	Pool string
-	// Saturation is that pool's, the mean over its eligible replicas.
+	// Saturation is that pool's, over its eligible replicas.
 	Saturation float64
 	// Spilled is true if a pool of higher priority was passed over because it
 	// was saturated.
@@ -222,7 +222,6 @@ type poolView struct {
 	name       string
 	priority   int // the highest of its replicas
 	saturation float64
-	size       int
 }
 
 func (v poolView) before(o poolView) bool {
@@ -247,13 +246,16 @@ func (d *Decision) viewPools(req *schedule.Request) {
 			i = len(d.pools)
 			d.pools = append(d.pools, poolView{name: r.Pool, priority: r.Priority})
 		}
-		v := &d.pools[i]
-		v.priority = max(v.priority, r.Priority)
-		v.saturation += schedule.Saturation(req, r)
-		v.size++
+		d.pools[i].priority = max(d.pools[i].priority, r.Priority)
 	}
 	for i := range d.pools {
-		d.pools[i].saturation /= float64(d.pools[i].size)
+		d.values = d.values[:0]
+		for _, r := range d.eligible {
+			if r.Pool == d.pools[i].name {
+				d.values = append(d.values, schedule.Saturation(req, r))
+			}
+		}
+		d.pools[i].saturation = schedule.Aggregate(d.values, req.P90)
 	}
 }
 

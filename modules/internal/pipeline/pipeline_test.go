@@ -97,6 +97,21 @@ func (o only) Filter(_ *schedule.Request, r *schedule.Replica) string {
 	return "not_" + string(o)
 }
 
+// TestPoolsByP90: a pool is as saturated as the fullest of its replicas but a tenth.
+func TestPoolsByP90(t *testing.T) {
+	for p90, want := range map[bool]string{false: "high", true: "low"} {
+		d := NewDecision()
+		d.Candidates = append(d.Candidates, replica("a", "low", priority(10)),
+			replica("b", "high", priority(20)), replica("c", "high", priority(20)), replica("d", "high", priority(20), waiting(8)))
+		req := request()
+		req.P90 = p90
+		if !d.Decide(best(), req) || d.Pool != want || d.Spilled != p90 {
+			t.Errorf("p90 %v: pool %q at %v, spilled %v", p90, d.Pool, d.Saturation, d.Spilled)
+		}
+		d.Free()
+	}
+}
+
 func TestPools(t *testing.T) {
 	for _, c := range []struct {
 		name       string
