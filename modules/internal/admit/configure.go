@@ -61,7 +61,7 @@ func (g *Gate) Configure(bands []Band, resolve func(name string) *catalog.Model)
 			s.busy = c
 		}
 	}
-	g.dispatch(now, g.active)
+	g.dispatch(now, slices.Clone(g.active))
 }
 
 // equal reports whether bands are the same.
@@ -202,17 +202,24 @@ func (g *Gate) meet(s *set) {
 		s.near.Store(&near)
 	}
 	for _, o := range g.sets {
-		common := 0
+		var theirs []*catalog.Endpoint
+		common := make(map[*fleet.Replica]bool)
 		for _, e := range o.endpoints {
 			if own[e.Replica] {
-				common++
+				theirs = append(theirs, e)
+				common[e.Replica] = true
 			}
 		}
-		if common == 0 {
+		if len(theirs) == 0 {
 			continue
 		}
-		mine, theirs := len(s.endpoints), len(o.endpoints)
-		add(s, neighbour{o, float64(common) / float64(theirs), common == mine})
-		add(o, neighbour{s, float64(common) / float64(mine), common == theirs})
+		var mine []*catalog.Endpoint
+		for _, e := range s.endpoints {
+			if common[e.Replica] {
+				mine = append(mine, e)
+			}
+		}
+		add(s, neighbour{o, mine, float64(len(theirs)) / float64(len(o.endpoints)), len(mine) == len(s.endpoints)})
+		add(o, neighbour{s, theirs, float64(len(mine)) / float64(len(s.endpoints)), len(theirs) == len(o.endpoints)})
 	}
 }

@@ -84,9 +84,12 @@ func (d *demand) arrive(now time.Time, rate float64, slots, used, tokens int64) 
 	d.used.note(float64(used), gain)
 }
 
+// of reports whether requests have come of late.
+func (d *demand) of(now time.Time) bool { return !d.at.IsZero() && now.Sub(d.at) <= decay }
+
 // headroom returns how many slots to leave free while the requests run on so many.
 func (d *demand) headroom(running int64, now time.Time) int64 {
-	if d.at.IsZero() || now.Sub(d.at) > decay {
+	if !d.of(now) {
 		return 0
 	}
 	used := d.used.enough(rarely)

@@ -4,47 +4,51 @@ import (
 	"cmp"
 	"slices"
 	"time"
+
+	"github.com/llmgw/llmgw/modules/internal/catalog"
 )
 
-// around returns the set and those that have replicas in common with it, as far as
-// requests wait there: these are the ones that a slot of its replicas is for.
-func (s *set) around() (all []*set) {
-	if s.waiting > 0 {
-		all = append(all, s)
+// around returns those of a set and of its neighbours, of theirs that wait, and so on, in
+// which requests wait: these are the ones that a slot of its replicas may be for, since
+// one may wait for what another waits for. It needs mu.
+func (g *Gate) around(s *set) (all []*set) {
+	g.walks++
+	found := func(o *set) {
+		if o.walk != g.walks && o.waiting > 0 {
+			all = append(all, o)
+		}
+		o.walk = g.walks
 	}
+	found(s)
 	for _, n := range s.neighbours() {
-		if n.set.waiting > 0 {
-			all = append(all, n.set)
+		found(n.set)
+	}
+	for i := 0; i < len(all); i++ {
+		for _, n := range all[i].neighbours() {
+			found(n.set)
 		}
 	}
 	return all
 }
 
-// dispatch lets go what may go in these sets: the highest band first, and the sets
-// by turns within a band, see [tags]. It needs mu.
+// dispatch lets go what may go in these sets, which are its own to order: the highest band
+// first, and the sets by turns within a band, see [tags]. It needs mu.
 func (g *Gate) dispatch(now time.Time, sets []*set) {
 	if len(sets) == 0 {
 		return
 	}
-	all := slices.Clone(sets) // those with nothing more leave the gate's list
 	var again time.Time
-	for more := true; more; {
-		went, when := g.round(all, now)
-		again, more = earlier(again, when), len(went) > 0
-		for _, s := range went { // what stood before others there is gone, or needs less left free
-			for _, o := range s.around() {
-				if !slices.Contains(all, o) {
-					all = append(all, o)
-				}
-			}
-		}
+	for more := true; more; { // what stood before others in another set may be gone, or need less left free
+		var when time.Time
+		more, when = g.round(sets, now)
+		again = earlier(again, when)
 	}
 	g.arm(now, again)
 }
 
-// round is dispatch in these sets alone, once. It returns those from which requests went
-// and that have neighbours. It needs mu.
-func (g *Gate) round(sets []*set, now time.Time) (went []*set, again time.Time) {
+// round is dispatch, once. It returns whether requests went that others may have waited
+// for. It needs mu.
+func (g *Gate) round(sets []*set, now time.Time) (more bool, again time.Time) {
 	g.rounds++
 	for _, s := range sets {
 		for band := len(g.bands) - 1; band > 0; band-- {
@@ -52,32 +56,28 @@ func (g *Gate) round(sets []*set, now time.Time) (went []*set, again time.Time) 
 			if w == nil {
 				continue
 			}
-			v, reason, _ := s.mayGo(&g.top, 0, w, now)
-			v.headroom, _ = s.headroom(band, now) // it is paced as its own band is
-			if reason == "" && g.grant(w, v, now) && len(s.neighbours()) > 0 {
-				went = append(went, s)
+			v, reason, _ := s.mayGo(&g.top, 0, w, nil, now)
+			v.headroom, _, _ = s.headroom(band, now) // it is paced as its own band is
+			if reason == "" && g.grant(w, v, now) {
+				more = more || len(sets) > 1
 			}
 		}
 	}
 	for band := range g.bands {
-		for more := true; more; {
-			more = false
+		for went := true; went; {
+			went = false
 			slices.SortStableFunc(sets, func(a, b *set) int { return cmp.Compare(a.tags[band].start, b.tags[band].start) })
 			for _, s := range sets {
 				from, when := g.next(s, band, now)
 				again = earlier(again, when)
-				if from == nil {
-					continue
+				if from != nil {
+					went, more = true, more || len(sets) > 1
+					break // it may be another's turn
 				}
-				if len(from.neighbours()) > 0 && !slices.Contains(went, from) {
-					went = append(went, from)
-				}
-				more = true
-				break // it may be another's turn
 			}
 		}
 	}
-	return went, again
+	return more, again
 }
 
 // earlier returns the earlier of two times, of which zero ones do not count.
@@ -144,40 +144,74 @@ func (g *Gate) owed(s *set, band int, now time.Time) *waiter {
 	return nil
 }
 
-// turn returns who goes if w, the first of its band, wants to: itself, or one of a
-// higher band that may go by now. Otherwise it returns why neither does, and until
-// when if that is a matter of time.
+// turn returns who goes if w, the first of its band, wants to: itself, or another that is
+// before it and may go by now. Otherwise it returns why neither does, and until when if
+// that is a matter of time.
 //
-// What a request of a higher band waits for, lower ones do not take, in the same
-// set or in one that has all of its replicas, unless it passes. It needs mu.
+// What one of a higher band waits for, or one of its own in a set whose turn it is, w does
+// not take, unless that one lets others pass. It needs mu.
 func (g *Gate) turn(w *waiter, now time.Time) (first *waiter, v view, reason string, again time.Time) {
-	s, near := w.set, w.set.neighbours()
-	if g.bands[w.band].Ceiling < Unlimited {
-		for band := range w.band {
-			for i := -1; i < len(near); i++ {
-				o := s
-				if i >= 0 {
-					if o = near[i].set; !near[i].covers {
-						continue
-					}
+	return g.turnOf(w, now, 0)
+}
+
+// maxHops is how many sets away one is that a request may have to wait for.
+const maxHops = 4
+
+func (g *Gate) turnOf(w *waiter, now time.Time, hops int) (first *waiter, v view, reason string, again time.Time) {
+	s, b, own := w.set, &g.bands[w.band], neighbour{set: w.set, covers: true}
+	var closed []*catalog.Endpoint
+	if b.Ceiling < Unlimited {
+		for band := range w.band + 1 {
+			near := s.neighbours()
+			for i := range len(near) + 1 {
+				n := own
+				if i < len(near) {
+					n = near[i]
 				}
-				other := o.lanes[band].head()
-				if other == nil {
+				other := n.set.lanes[band].head()
+				if other == nil || band == w.band && !n.set.precedes(s, band) {
 					continue
 				}
-				v, reason, again = o.mayGo(&g.bands[band], band, other, now)
+				first = other
+				if n.set != s {
+					v, reason, again = n.set.mayGo(&g.bands[band], band, other, nil, now)
+				}
+				if n.set == s || reason == "" && hops < maxHops {
+					first, v, reason, again = g.turnOf(other, now, hops+1)
+				}
 				switch {
 				case reason == "":
-					return other, v, "", again
-				case !o.passes(other, reason, now):
+					return first, v, "", again
+				case n.set.passes(other, reason, now) || band == w.band && n.set.stalls(other, now):
+				case n.covers:
 					return nil, v, WaitTurn, again
+				default:
+					closed = append(closed, n.shared...)
 				}
 			}
 		}
 	}
-	v, reason, again = s.mayGo(&g.bands[w.band], w.band, w, now)
+	v, reason, again = s.mayGo(b, w.band, w, closed, now)
 	return w, v, reason, again
 }
+
+// precedes reports whether it is this set's turn before another's in a band.
+func (s *set) precedes(o *set, band int) bool { return s.tags[band].start < o.tags[band].start }
+
+// stalls reports whether w, whose turn it is, could not go for some times as long as
+// requests take: with lower thresholds, or what others have on its replicas, that may
+// never come.
+func (s *set) stalls(w *waiter, now time.Time) bool {
+	t := &s.tags[w.band]
+	if t.since.IsZero() {
+		t.since = now
+	}
+	return now.Sub(t.since) > stalled*max(w.patience(), time.Second)
+}
+
+// stalled is for how many times as long as requests take, or a second, a set holds up those
+// that it precedes.
+const stalled = 4
 
 // grant lets a request through. It returns false if there is no room any more. It
 // needs mu.
@@ -243,5 +277,5 @@ func (g *Gate) look() {
 	for _, w := range gone {
 		g.displace(w, ReasonNoReplica)
 	}
-	g.dispatch(now, g.active)
+	g.dispatch(now, slices.Clone(g.active))
 }

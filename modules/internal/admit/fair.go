@@ -12,7 +12,8 @@ import "container/heap"
 type lane struct {
 	flows  map[string]*flow
 	turn   heaped[*flow] // the tenants that wait, the one that goes next first
-	clock  float64       // the virtual time: where the request that went last began, in tokens
+	clock  float64       // the virtual time, in tokens
+	weight float64       // of the tenants that wait, together
 	n      int           // how many wait
 	tokens int64         // of all that wait
 	limit  int           // how many tenants it may remember before it forgets some
@@ -23,6 +24,7 @@ type lane struct {
 type flow struct {
 	tenant string
 	next   float64 // where its next request begins, in tokens by the tenant's weight
+	weight float64 // while it waits: of the request that it began to wait with
 	list   list    // its requests by arrival
 	tokens int64   // of these
 	index  int     // in turn, -1 if it has none
@@ -58,7 +60,8 @@ func (l *lane) push(w *waiter) {
 	if f.index >= 0 { // its place goes by its oldest request
 		return
 	}
-	f.next = max(f.next, l.clock+w.ahead)
+	f.next, f.weight = max(f.next, l.clock+w.ahead), w.weight
+	l.weight += f.weight
 	heap.Push(&l.turn, f)
 }
 
@@ -71,11 +74,21 @@ func (l *lane) head() *waiter {
 }
 
 // serve removes a request because it goes, and charges its tenant.
+//
+// The clock is where the request began, and moves on with what goes by the share of each
+// that waits, as in the ideal that fair queueing approximates. If it stood still until
+// the next began, as in the paper, tenants that come for the first time would begin before
+// one that has had its turn for as long as there are new ones. It is never further than
+// one request ahead of whoever is next.
 func (l *lane) serve(w *waiter) {
-	f := w.flow
+	f, tokens := w.flow, float64(max(1, w.tokens))
 	l.clock = max(l.clock, f.next)
-	f.next += float64(max(1, w.tokens)) / w.weight
+	moved := l.clock + tokens/l.weight
+	f.next += tokens / w.weight
 	l.remove(w)
+	if len(l.turn) > 0 {
+		l.clock = max(l.clock, min(moved, l.turn[0].next+tokens))
+	}
 }
 
 // remove takes a request out.
@@ -92,10 +105,11 @@ func (l *lane) remove(w *waiter) {
 		return
 	}
 	heap.Remove(&l.turn, f.index)
+	l.weight -= f.weight
 	switch {
 	case len(l.turn) == 0: // nobody is behind anybody
 		clear(l.flows)
-		l.clock, l.limit = 0, 0
+		l.clock, l.weight, l.limit = 0, 0, 0
 	case f.next <= l.clock:
 		delete(l.flows, f.tenant)
 	}

@@ -70,6 +70,40 @@ func TestWeights(t *testing.T) {
 	}
 }
 
+// TestNewTenantsDoNotShutOutOthers: one that has had its turn gets the next one although
+// there is always one that comes for the first time.
+func TestNewTenantsDoNotShutOutOthers(t *testing.T) {
+	for _, weight := range []float64{1, 3} {
+		var l lane
+		seq := uint64(0)
+		push := func(tenant string) {
+			seq++
+			w := &waiter{tenant: tenant, weight: weight, needs: needs{tokens: 100}, seq: seq}
+			w.inFlow.w = w
+			l.push(w)
+		}
+		const waiting = 5
+		for i := range waiting {
+			push(fmt.Sprint("first ", i))
+		}
+		push("good")
+		got := 0
+		for i := range 200 {
+			w := l.head()
+			l.serve(w)
+			if w.tenant == "good" {
+				got++
+				push("good")
+			} else {
+				push(fmt.Sprint(i))
+			}
+		}
+		if share := 200 / (waiting + 1); got < share-2 || got > share+2 {
+			t.Errorf("weight %v: it gets %d of 200 turns, want %d", weight, got, share)
+		}
+	}
+}
+
 // TestIdlingEarnsNothing: who comes back after a pause takes turns with those that went on.
 func TestIdlingEarnsNothing(t *testing.T) {
 	var l lane

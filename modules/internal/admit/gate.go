@@ -67,6 +67,7 @@ type Gate struct {
 	latest map[string]*set   // by model, the one it had last
 	active []*set            // those with requests that wait
 	rounds uint64            // of dispatch
+	walks  uint64            // through neighbours
 	models map[string]*queue // those with requests that wait
 	seq    uint64
 	timer  *time.Timer
@@ -202,7 +203,7 @@ func (g *Gate) enter(r *Request, now time.Time) (*Lease, *waiter, error) {
 			}
 			s.arrive(w.band, w.slots, w.holds, now)
 			s.went(w.band, w.needs)
-			g.dispatch(now, s.around()) // lower bands have less to leave free
+			g.dispatch(now, g.around(s)) // lower bands have less to leave free
 			return lease, nil, nil
 		}
 		g.makeRoom(w)
@@ -213,7 +214,7 @@ func (g *Gate) enter(r *Request, now time.Time) (*Lease, *waiter, error) {
 		g.enqueue(w, now)
 		// Only now do others see that one waits, and leave notes of what they free; and with
 		// it lower bands may have less to leave free.
-		g.dispatch(now, s.around())
+		g.dispatch(now, g.around(s))
 		g.arm(now, p.again)
 		return nil, w, nil
 	}
@@ -294,7 +295,7 @@ func (g *Gate) leave(w *waiter, reason Reason) {
 	}
 	g.dequeue(w, false)
 	w.err = g.refuse(w, reason, 0)
-	g.dispatch(now, w.set.around())
+	g.dispatch(now, g.around(w.set))
 }
 
 // band returns the index of a band. It needs mu.

@@ -253,6 +253,39 @@ func TestUnknownCapacity(t *testing.T) {
 	}
 }
 
+// TestUnknownCapacityInUse: a higher band that has all that it ever had is in use still.
+func TestUnknownCapacityInUse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(1, 0, time.Second)
+		bands := Bands()
+		for i := range bands {
+			bands[i].Ceiling = 0.01
+		}
+		s.configure(t, bands)
+		high, err := s.gate.Acquire(t.Context(), s.request("platinum", "a"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var all []*asked
+		for range 100 {
+			all = append(all, s.start(t.Context(), s.request("bronze", "a")))
+		}
+		time.Sleep(3 * time.Second)
+		n := 0
+		for _, a := range all {
+			if a.went() {
+				n++
+				defer a.lease.Release(1)
+			}
+			a.cancel()
+		}
+		if n != trusted-1 {
+			t.Errorf("%d of bronze go beside one of platinum, want %d", n, trusted-1)
+		}
+		high.Release(1)
+	})
+}
+
 // TestUnknownTokens: where nobody knows how many tokens a cache holds, low bands leave of
 // it what their ceilings say, if higher ones are in use.
 func TestUnknownTokens(t *testing.T) {

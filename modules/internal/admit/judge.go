@@ -37,7 +37,7 @@ type prospect struct {
 // needs mu.
 func (g *Gate) judge(w *waiter, now time.Time) (p prospect) {
 	s, b := w.set, &g.bands[w.band]
-	p.view, p.reason, p.again = s.mayGo(b, w.band, w, now)
+	p.view, p.reason, p.again = s.mayGo(b, w.band, w, nil, now)
 	switch {
 	case p.view.ready > 0 && float64(w.least) > p.view.room:
 		p.refused = ReasonTooLarge

@@ -327,6 +327,16 @@ func TestWaitsAreToldHonestly(t *testing.T) {
 		if v := s.gate.Explain(s.request("bronze", "a")); v.EstimateKnown {
 			t.Errorf("none of bronze has ended, and it would wait for %v", v.Estimate)
 		}
+		for _, a := range bronze { // not even with none before it in its band
+			a.cancel()
+		}
+		next := s.wait(t, "gold", "b")
+		if v := s.gate.Explain(s.request("bronze", "a")); v.Tokens == 0 || v.EstimateKnown {
+			t.Errorf("gold takes all, and it would wait for %v", v.Estimate)
+		}
+		next.cancel()
+		synctest.Wait()
+		bronze = []*asked{s.wait(t, "bronze", "a"), s.wait(t, "bronze", "a")}
 		if v := s.gate.Explain(s.request("gold", "a")); !v.EstimateKnown || v.Estimate > 3*time.Second {
 			t.Errorf("gold ends one a second: %+v", v)
 		}

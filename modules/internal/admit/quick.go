@@ -2,6 +2,7 @@ package admit
 
 import (
 	"math/rand/v2"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -138,13 +139,12 @@ func (s *set) some() []*catalog.Endpoint {
 // clear reports whether nobody waits before a request of a band, and none has come
 // of late for which the band leaves headroom.
 func (s *set) clear(f *front, band int, now time.Time) bool {
-	before := uint64(1)<<band - 1
-	if f.waits.Load()&(before|1<<band|isShut) != 0 || f.yields(band, now) {
+	before := uint64(1)<<(band+1) - 1
+	if f.waits.Load()&(before|isShut) != 0 || f.yields(band, now) {
 		return false
 	}
 	for _, n := range s.neighbours() {
-		o := n.set.front.Load()
-		if n.covers && o.waits.Load()&before != 0 || o.yields(band, now) {
+		if o := n.set.front.Load(); o.waits.Load()&before != 0 || o.yields(band, now) {
 			return false
 		}
 	}
@@ -251,8 +251,8 @@ func (g *Gate) read() {
 		n = next
 	}
 	if many {
-		g.dispatch(now, g.active)
+		g.dispatch(now, slices.Clone(g.active))
 		return
 	}
-	g.dispatch(now, freed.around())
+	g.dispatch(now, g.around(freed))
 }

@@ -74,12 +74,15 @@ func (g *Gate) refuse(w *waiter, reason Reason, wait time.Duration) *RejectedErr
 		if !known {
 			wait, known = w.set.wait(w, &g.bands[w.band], g.now())
 		}
-		if !known && (reason == ReasonTTL || reason == ReasonDeadline) { // its turn did not come in all that time
-			wait = w.deadline.Sub(w.since)
+		if !known { // its turn did not come in all that time
+			wait = g.now().Sub(w.since)
 		}
 		r.RetryAfter = min(max(wait, leastWait), mostWait)
 	case ReasonTooLarge:
 		r.Room = int64(w.set.look(g.now(), question{}).room)
+	}
+	if reason == ReasonNoReplica && len(w.fallbacks) > 0 {
+		return r // the next of these is asked
 	}
 	if g.Refused != nil {
 		g.Refused(w.model.Name, w.name, reason)
@@ -95,6 +98,11 @@ func (g *Gate) refuse(w *waiter, reason Reason, wait time.Duration) *RejectedErr
 func (s *set) wait(w *waiter, b *Band, now time.Time) (d time.Duration, ok bool) {
 	seconds, ok := s.backlog(w, b, now)
 	higher, own := s.ahead(w)
+	if higher+own > 0 { // what higher bands take they will take again: is there anything left for its own?
+		if _, ok = s.rate(w.band, now); !ok {
+			return 0, false
+		}
+	}
 	for _, part := range []struct {
 		tokens int64
 		band   int // the rate is that of it and of those below

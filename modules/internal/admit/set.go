@@ -33,6 +33,7 @@ type set struct {
 	demand    []demand // by band: of the bands above it
 	paced     []time.Time
 	waiting   int
+	walk      uint64    // the last of the gate's that came here
 	held      average   // how long an engine runs a request, in seconds
 	size      average   // of a lease, in tokens that it holds
 	output    average   // of a request, in tokens
@@ -51,8 +52,9 @@ type set struct {
 // tags order a set among those that have replicas in common with it: they take turns in a
 // band by tokens, as the tenants of a lane do.
 type tags struct {
-	start float64 // where its next request begins, in tokens
-	clock float64 // the virtual time: where the one began that went last, of it or of a neighbour
+	start float64   // where its next request begins, in tokens
+	clock float64   // the virtual time: where the one began that went last, of it or of a neighbour
+	since time.Time // when it was its turn and it could not go; zero if it went since
 }
 
 // busyPeriod is the time in which requests wait.
@@ -64,8 +66,9 @@ type busyPeriod struct {
 // neighbour is another set that has replicas in common with this one.
 type neighbour struct {
 	set    *set
-	share  float64 // the part of the other's replicas that are in this one
-	covers bool    // all of this one's are in the other
+	shared []*catalog.Endpoint // of this one, the replicas that are in both
+	share  float64             // how many of the other's these are
+	covers bool                // they are all of this one's
 }
 
 // setKey tells sets apart.
@@ -139,11 +142,12 @@ type view struct {
 	freeTokens, allTokens float64
 	idle                  bool // one of them has nothing to do
 	best                  *fleet.Replica
-	turn                  uint64  // to reserve on it
-	need, takes           float64 // how many of its slots have to be free for the request, and it takes
-	load                  float64 // of it, with the request
-	queue                 float64 // how many requests make its saturation 1
-	headroom              float64 // how many slots the band leaves free; see mayGo
+	turn                  uint64              // to reserve on it
+	need, takes           float64             // how many of its slots have to be free for the request, and it takes
+	load                  float64             // of it, with the request
+	queue                 float64             // how many requests make its saturation 1
+	headroom              float64             // how many slots the band leaves free; see mayGo
+	closed                []*catalog.Endpoint // those that it leaves to others
 }
 
 // trusted is how many requests at once a replica is trusted with at least, as
@@ -237,22 +241,54 @@ func (q question) kvLimit(tokensKnown bool) float64 {
 	return max(1, q.ceiling)
 }
 
-// headroom returns how many slots, and tokens, a band leaves free for those above
-// it.
-func (s *set) headroom(band int, now time.Time) (slots, tokens float64) {
+// headroom returns how many slots, and tokens, a band leaves free for those above it, and
+// whether these are in use: then they may have all that they need already.
+func (s *set) headroom(band int, now time.Time) (slots, tokens float64, higher bool) {
 	add := func(o *set, share float64) {
 		d := &o.demand[band]
+		higher = higher || d.of(now)
 		running, _ := o.above(band)
 		h := math.Ceil(share * float64(d.headroom(running, now)))
 		slots, tokens = slots+h, tokens+h*d.size.value
 	}
 	add(s, 1)
 	for _, n := range s.neighbours() {
-		if band < len(n.set.demand) {
+		switch {
+		case band >= len(n.set.demand):
+		case n.covers:
 			add(n.set, n.share)
+		default: // see leave
+			higher = higher || n.set.demand[band].of(now)
 		}
 	}
-	return slots, tokens
+	return slots, tokens, higher
+}
+
+// leave returns the replicas that a band leaves to higher bands of sets that have only
+// some of this one's: what is free elsewhere is of no use to these.
+func (s *set) leave(band int, q question, need float64, now time.Time) (closed []*catalog.Endpoint) {
+	for _, n := range s.neighbours() {
+		if n.covers || band >= len(n.set.demand) {
+			continue
+		}
+		running, _ := n.set.above(band)
+		h := math.Ceil(n.share * float64(n.set.demand[band].headroom(running, now)))
+		if h == 0 {
+			continue
+		}
+		if v := s.lookAt(n.shared, now, q); v.free-need < min(h, math.Floor(v.slots/2)) {
+			closed = append(closed, n.shared...)
+		}
+	}
+	return closed
+}
+
+// without takes a view of the replicas that are not closed, with the totals of all.
+func (s *set) without(closed []*catalog.Endpoint, q question, all *view, now time.Time) view {
+	v := s.lookAt(slices.DeleteFunc(slices.Clone(s.endpoints), func(e *catalog.Endpoint) bool { return slices.Contains(closed, e) }), now, q)
+	v.full, v.room, v.closed = all.full, all.room, closed
+	v.free, v.slots, v.freeTokens, v.allTokens = all.free, all.slots, all.freeTokens, all.allTokens
+	return v
 }
 
 // above returns how many slots requests of higher bands have, and how many those take
@@ -271,7 +307,7 @@ func (s *set) went(band int, n needs) {
 	s.turns[band] = 0
 	t := &s.tags[band]
 	t.clock = max(t.clock, t.start)
-	t.start = t.clock + float64(max(1, n.tokens))
+	t.start, t.since = t.clock+float64(max(1, n.tokens)), time.Time{}
 	for _, o := range s.neighbours() {
 		if band < len(o.set.tags) {
 			o.set.tags[band].clock = max(o.set.tags[band].clock, t.clock)
@@ -321,12 +357,23 @@ const (
 	WaitTurn      = "turn"       // others were there before
 )
 
-// mayGo says whether a request may go now, as one of the band: "" if it may, else why
-// not, and when that ends if it is a matter of time alone. It needs mu.
-func (s *set) mayGo(b *Band, band int, w *waiter, now time.Time) (v view, reason string, again time.Time) {
-	h, spare := s.headroom(band, now)
-	v = s.look(now, question{slots: w.slots, hasty: !w.patient(now), tokens: w.holds, ceiling: b.Ceiling, higher: h > 0, low: b.low})
+// mayGo says whether a request may go now, as one of the band, to a replica that is not
+// closed: "" if it may, else why not, and when that ends if it is a matter of time alone.
+// It needs mu.
+func (s *set) mayGo(b *Band, band int, w *waiter, closed []*catalog.Endpoint, now time.Time) (v view, reason string, again time.Time) {
+	h, spare, higher := s.headroom(band, now)
+	q := question{slots: w.slots, hasty: !w.patient(now), tokens: w.holds, ceiling: b.Ceiling, higher: higher, low: b.low}
+	v = s.look(now, q)
 	s.measure(&v)
+	if higher && b.Ceiling < Unlimited && v.ready > 0 {
+		closed = append(closed, s.leave(band, q, v.need, now)...)
+	}
+	if len(closed) > 0 && v.ready > 0 {
+		if v = s.without(closed, q, &v, now); v.ready == 0 {
+			v.headroom = h
+			return v, WaitTurn, time.Time{}
+		}
+	}
 	v.headroom = h
 	leaves, spare := v.bound(h, spare)
 	if reason = v.judge(b, w.holds, leaves, spare); reason != "" || h == 0 || b.Ceiling >= Unlimited || math.IsInf(v.free, 1) {
@@ -356,7 +403,7 @@ func (v *view) judge(b *Band, tokens int64, slots, spare float64) string {
 		return WaitSaturated
 	case tokens > 0 && !v.idle && v.freeTokens-float64(tokens) < spare:
 		return WaitHeadroom
-	case slots > 0 && v.free-v.need < min(slots, v.slots-v.need): // a wide one may go into idle replicas
+	case slots > 0 && v.free-v.need < min(slots, v.slots-v.takes): // a wide one takes what would be left free, too
 		return WaitHeadroom
 	}
 	return ""

@@ -80,7 +80,7 @@ func (g *Gate) Explain(r *Request) Verdict {
 		Refused: p.refused, Waits: p.reason, Free: finite(v.free), Slots: finite(v.slots),
 		Estimate: p.wait, EstimateKnown: p.wait > 0,
 	}
-	slots, tokens := s.headroom(w.band, now)
+	slots, tokens, _ := s.headroom(w.band, now)
 	out.Headroom, out.HeadroomTokens = v.bound(slots, tokens)
 	for i := range w.band + 1 {
 		out.Ahead += s.lanes[i].n

@@ -157,9 +157,19 @@ func TestNeighbours(t *testing.T) {
 			defer s.gate.unlock()
 			return s.gate.set(&m, time.Now())
 		}
-		check := func(when string, of *set, want ...neighbour) {
+		type near struct {
+			set    *set
+			shared int
+			share  float64
+			covers bool
+		}
+		check := func(when string, of *set, want ...near) {
 			t.Helper()
-			if got := of.neighbours(); !slices.Equal(got, want) {
+			var got []near
+			for _, n := range of.neighbours() {
+				got = append(got, near{n.set, len(n.shared), n.share, n.covers})
+			}
+			if !slices.Equal(got, want) {
 				t.Errorf("%s: %+v, want %+v", when, got, want)
 			}
 		}
@@ -167,13 +177,13 @@ func TestNeighbours(t *testing.T) {
 		if adapter := use("adapter", 0, 2); adapter != half {
 			t.Error("models with the same replicas have different sets")
 		}
-		check("at first", all, neighbour{half, 1, false}, neighbour{other, 1, false})
-		check("at first", half, neighbour{all, 0.5, true})
+		check("at first", all, near{half, 2, 1, false}, near{other, 2, 1, false})
+		check("at first", half, near{all, 2, 0.5, true})
 		time.Sleep(forgetAfter)
 		use("half", 0, 2)
 		time.Sleep(2 * time.Second)
 		again := use("one", 0, 1) // a new one makes room for itself
-		check("after a while", half, neighbour{again, 1, false})
+		check("after a while", half, near{again, 1, 1, false})
 		if len(s.gate.sets) != 2 || len(s.gate.latest) != 3 {
 			t.Errorf("%d sets, %d models are remembered", len(s.gate.sets), len(s.gate.latest))
 		}

@@ -73,6 +73,37 @@ func TestWideBesideHigherBands(t *testing.T) {
 	}
 }
 
+// TestWideBesideBursts: half of the slots is all that is ever left free, and it takes that.
+func TestWideBesideBursts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, stop := busy(t, 8, 1)
+		for range 5 { // so four slots are left free
+			var burst []*Lease
+			for range 4 {
+				lease, err := s.gate.Acquire(t.Context(), s.request("platinum", "p"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				burst = append(burst, lease)
+			}
+			time.Sleep(time.Second)
+			for _, l := range burst {
+				l.Release(50)
+			}
+		}
+		r := s.request("bronze", "a")
+		r.Sequences = 8
+		wide := s.start(t.Context(), r)
+		time.Sleep(2 * time.Second)
+		if !wide.went() {
+			t.Errorf("it waits: %+v", s.gate.Explain(r))
+		}
+		wide.lease.Release(50)
+		stop()
+		s.atRest(t)
+	})
+}
+
 // TestAgingPastOneThatDoesNotFit: what the lowest band waits for does not take away the
 // turn of the one above it.
 func TestAgingPastOneThatDoesNotFit(t *testing.T) {
