@@ -84,7 +84,7 @@ func (p *Proxy) ask(x *exchange.Exchange, r *http.Request) (*http.Response, erro
 	out := r.WithContext(r.Context())
 	out.URL, out.Header, out.Close = new(url.URL), outgoing(x, r), false
 	for {
-		if x.Pick() == nil || !x.Direct(out) {
+		if x.PickOrWait(r.Context()) == nil || !x.Direct(out) {
 			if err := x.Err(); err != nil {
 				return nil, err
 			}

@@ -49,7 +49,7 @@ func (s *Source) GetUpstreams(r *http.Request) ([]*reverseproxy.Upstream, error)
 	if x.Read(r) != nil || x.Resolve() != nil {
 		return nil, nil //nolint:nilerr // the exchange keeps the error
 	}
-	e := x.Pick()
+	e := x.PickOrWait(r.Context())
 	if e == nil || !x.Direct(r) {
 		return nil, nil
 	}

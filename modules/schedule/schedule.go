@@ -73,6 +73,20 @@ func (s State) String() string {
 	return "unknown"
 }
 
+// Room says how a replica would take a request.
+type Room uint8
+
+// From the best to the worst.
+const (
+	// RoomNow is one that can run it at once, as far as anybody knows.
+	RoomNow Room = iota
+	// RoomQueue is one that lets it wait.
+	RoomQueue
+	// RoomNone is one that is fuller with it than the request's band may make it, or
+	// whose room the band leaves to others.
+	RoomNone
+)
+
 // Replica is one candidate as it stood when the snapshot was taken. Plugins
 // must not change it.
 type Replica struct {
@@ -91,6 +105,9 @@ type Replica struct {
 	State State
 	// Tried is true if this request was sent to it before and failed.
 	Tried bool
+	// Room says how it would take the request. Replicas with less than another in the
+	// same pool are dropped before scoring.
+	Room Room
 	// Stale is true if the last scrape failed; the values are then those of
 	// the scrape before it, until they are too old and become Unknown.
 	Stale bool

@@ -1,11 +1,13 @@
 package admit
 
 import (
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/llmgw/llmgw/modules/internal/catalog"
 	"github.com/llmgw/llmgw/modules/internal/fleet"
+	"github.com/llmgw/llmgw/modules/schedule"
 )
 
 // Lease is the right to send a request to the replicas of a set: it counts there
@@ -18,9 +20,11 @@ type Lease struct {
 	at     time.Time
 	waited time.Duration
 	needs
-	load   float64 // of the replica where it was given, with it
-	engine *int    // the band's priority in engines
-	name   string  // the band's
+	load    float64             // of the replica where it was given, with it
+	ceiling float64             // the band's
+	closed  []*catalog.Endpoint // that the band leaves to others
+	engine  *int                // the band's priority in engines
+	name    string              // the band's
 
 	front  *front // of the set, when it was given
 	band   int
@@ -44,7 +48,8 @@ func (s *set) lease(g *Gate, w *waiter, v view, now time.Time) *Lease {
 	s.pace(w.band, v, now)
 	return &Lease{
 		gate: g, set: s, model: w.model, at: now, waited: now.Sub(w.since), needs: w.needs,
-		load: v.load, replica: v.best, engine: g.bands[w.band].EnginePriority, name: w.name, front: s.front.Load(), band: w.band,
+		load: v.load, ceiling: g.bands[w.band].Ceiling, closed: v.closed, replica: v.best,
+		engine: g.bands[w.band].EnginePriority, name: w.name, front: s.front.Load(), band: w.band,
 	}
 }
 
@@ -72,6 +77,21 @@ func (l *Lease) Tokens() int64 {
 		return 0
 	}
 	return l.tokens
+}
+
+// Room says how a replica with such a load, in which the request does not count, would
+// take it. With a nil Lease it is a request of one sequence that may wait anywhere.
+func (l *Lease) Room(e *catalog.Endpoint, load *fleet.Load) schedule.Room {
+	need := float64(max(1, l.Sequences()))
+	switch {
+	case l != nil && slices.ContainsFunc(l.closed, func(o *catalog.Endpoint) bool { return o.Replica == e.Replica }):
+		return schedule.RoomNone
+	case !load.Free.Known() || float64(load.Free) >= min(need, load.Slots.Or(need)):
+		return schedule.RoomNow
+	case l != nil && load.QueuedWith(need)/(l.set.target*e.Weight) > l.ceiling:
+		return schedule.RoomNone
+	}
+	return schedule.RoomQueue
 }
 
 // EnginePriority returns the priority that engines are to give the request, nil

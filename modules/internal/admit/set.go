@@ -1,7 +1,6 @@
 package admit
 
 import (
-	"cmp"
 	"math"
 	"slices"
 	"strconv"
@@ -10,8 +9,6 @@ import (
 	"time"
 
 	"github.com/llmgw/llmgw/modules/internal/catalog"
-	"github.com/llmgw/llmgw/modules/internal/fleet"
-	"github.com/llmgw/llmgw/modules/schedule"
 )
 
 // set is the replicas of a model, and its thresholds. Models that have both in
@@ -130,117 +127,6 @@ func (s *set) learn(o *set) {
 	}
 }
 
-// view is a set as it is at a moment.
-type view struct {
-	ready, full int     // replicas that take work, and that have said they are full
-	own         float64 // saturation of the best one's queue, with the request
-	free, slots float64 // how many more they can run at once, and in all; infinite if nobody knows
-	fits        bool    // one of them has room for the tokens, or nothing to do
-	room        float64 // the most tokens that one of all can ever hold; infinite if one does not say
-	// How many tokens they have room for together, now and at all; infinite if one
-	// does not say.
-	freeTokens, allTokens float64
-	idle                  bool // one of them has nothing to do
-	best                  *fleet.Replica
-	turn                  uint64              // to reserve on it
-	need, takes           float64             // how many of its slots have to be free for the request, and it takes
-	load                  float64             // of it, with the request
-	queue                 float64             // how many requests make its saturation 1
-	headroom              float64             // how many slots the band leaves free; see mayGo
-	closed                []*catalog.Endpoint // those that it leaves to others
-}
-
-// trusted is how many requests at once a replica is trusted with at least, as
-// long as nobody has seen it full.
-const trusted = 16
-
-// question is what a view is taken for.
-type question struct {
-	slots   int64   // that the request takes
-	hasty   bool    // it goes with half of them, or of a replica's
-	tokens  int64   // that it will hold
-	ceiling float64 // of its band
-	higher  bool    // higher bands have needed slots of late
-	low     bool    // the band is below the default one
-}
-
-// look takes a view. While higher bands are in use, and for low ones, a replica that
-// nobody has seen full is trusted with twice what it was seen to run, if it says what
-// it runs, and otherwise with any number.
-func (s *set) look(now time.Time, q question) view { return s.lookAt(s.endpoints, now, q) }
-
-// lookAt takes a view of some of the replicas.
-func (s *set) lookAt(endpoints []*catalog.Endpoint, now time.Time, q question) view {
-	var v view
-	bestFree, bestLoad := -1.0, math.Inf(1)
-	v.own = math.Inf(1)
-	for _, e := range endpoints {
-		l := e.Replica.Load(now, e.Slots)
-		room := l.Tokens.Or(math.Inf(1))
-		v.room = max(v.room, room)
-		switch l.State {
-		case schedule.Ready:
-		case schedule.Full:
-			v.full++
-			continue
-		default:
-			continue
-		}
-		v.ready++
-		if !l.Slots.Known() && (q.higher || q.low && l.Proven.Known()) {
-			l.Trust(max(trusted, 2*schedule.Gauge(l.Proven.Or(0))))
-		}
-		free, slots := l.Free.Or(math.Inf(1)), l.Slots.Or(math.Inf(1))
-		v.free, v.slots = v.free+free, v.slots+slots
-		left, idle := math.Inf(1), l.Total == 0
-		if l.FreeTokens.Known() {
-			left = float64(l.FreeTokens) - s.kvReserve*room
-		}
-		fits := q.tokens == 0 || idle || left >= float64(q.tokens) && l.KVUsage.Or(0)/s.kvCeiling <= q.kvLimit(l.Tokens.Known())
-		// One that is more than the replica can run at once needs all of it, and is its
-		// to queue.
-		wide := float64(max(1, q.slots))
-		takes := min(wide, max(1, slots))
-		need, load, queue := takes, l.Total/e.Weight, s.target*e.Weight
-		if q.hasty {
-			need = math.Ceil(takes / 2)
-		}
-		own := 0.0
-		switch {
-		case idle:
-		case wide > slots && !q.hasty:
-			own = math.Inf(1)
-		default:
-			own = l.QueuedWith(need) / queue
-		}
-		if fits && !v.fits || fits == v.fits && cmp.Or(cmp.Compare(own, v.own), cmp.Compare(bestFree, free), cmp.Compare(load, bestLoad)) < 0 {
-			bestFree, bestLoad = free, load
-			v.best, v.turn, v.need, v.takes, v.own, v.load, v.queue = e.Replica, l.Turn, need, takes, own, l.Total+wide, queue
-		}
-		v.fits, v.idle = v.fits || fits, v.idle || idle
-		v.freeTokens, v.allTokens = v.freeTokens+max(0, left), v.allTokens+room
-	}
-	return v
-}
-
-// measure notes how many requests run at once at most.
-func (s *set) measure(v *view) {
-	s.slots, s.each = v.slots, v.slots/float64(max(1, v.ready))
-	if s.size.value > 0 {
-		s.slots = min(s.slots, max(1, v.allTokens/s.size.value))
-	}
-}
-
-// kvLimit is how full a replica's KV cache may be, as a part of kv_ceiling. Lower
-// bands leave tokens to higher ones; where nobody knows how many there are, their
-// ceilings count for the cache as they do for the queue.
-func (q question) kvLimit(tokensKnown bool) float64 {
-	if q.higher && !tokensKnown {
-		return q.ceiling
-	}
-	return max(1, q.ceiling)
-}
-
 // headroom returns how many slots, and tokens, a band leaves free for those above it, and
 // whether these are in use: then they may have all that they need already.
 func (s *set) headroom(band int, now time.Time) (slots, tokens float64, higher bool) {
@@ -283,14 +169,6 @@ func (s *set) leave(band int, q question, need float64, now time.Time) (closed [
 	return closed
 }
 
-// without takes a view of the replicas that are not closed, with the totals of all.
-func (s *set) without(closed []*catalog.Endpoint, q question, all *view, now time.Time) view {
-	v := s.lookAt(slices.DeleteFunc(slices.Clone(s.endpoints), func(e *catalog.Endpoint) bool { return slices.Contains(closed, e) }), now, q)
-	v.full, v.room, v.closed = all.full, all.room, closed
-	v.free, v.slots, v.freeTokens, v.allTokens = all.free, all.slots, all.freeTokens, all.allTokens
-	return v
-}
-
 // above returns how many slots requests of higher bands have, and how many those take
 // that wait.
 func (s *set) above(band int) (running, standing int64) {
@@ -321,12 +199,6 @@ func (s *set) went(band int, n needs) {
 			}
 		}
 	}
-}
-
-// bound bounds what is left free of slots and tokens: never more than half, or a
-// burst would leave replicas idle for long.
-func (v *view) bound(slots, tokens float64) (_, _ float64) {
-	return min(slots, math.Floor(v.slots/2)), min(tokens, v.allTokens/2)
 }
 
 // arrive notes a request of a band, that takes so many slots and will hold so many
@@ -387,27 +259,6 @@ func (s *set) mayGo(b *Band, band int, w *waiter, closed []*catalog.Endpoint, no
 
 // scarce reports whether half of the slots are taken.
 func (v *view) scarce() bool { return v.free <= v.slots/2 }
-
-// judge is mayGo by what there is, with so many slots and tokens to leave free.
-func (v *view) judge(b *Band, tokens int64, slots, spare float64) string {
-	switch {
-	case v.ready == 0 && v.full > 0:
-		return WaitFull
-	case v.ready == 0:
-		return WaitReplica
-	case b.Ceiling >= Unlimited:
-		return ""
-	case !v.fits:
-		return WaitTokens
-	case v.own > b.Ceiling:
-		return WaitSaturated
-	case tokens > 0 && !v.idle && v.freeTokens-float64(tokens) < spare:
-		return WaitHeadroom
-	case slots > 0 && v.free-v.need < min(slots, v.slots-v.takes): // a wide one takes what would be left free, too
-		return WaitHeadroom
-	}
-	return ""
-}
 
 // pace keeps requests of a band that leaves headroom from taking the second half of the
 // slots all at once, at twice the rate at most at which slots are freed: what goes

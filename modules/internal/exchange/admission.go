@@ -8,6 +8,7 @@ import (
 	"github.com/llmgw/llmgw/modules/internal/admit"
 	"github.com/llmgw/llmgw/modules/internal/catalog"
 	"github.com/llmgw/llmgw/modules/internal/openai"
+	"github.com/llmgw/llmgw/modules/schedule"
 )
 
 // Class is who a request counts as when it has to wait.
@@ -55,6 +56,40 @@ func (x *Exchange) Admit(ctx context.Context, c Class) error {
 			return nil // the pick says what is wrong with each replica
 		}
 	}
+}
+
+// waitAgain waits for another turn instead of one that was of no use, and returns whether
+// the request may go now. It may not if it did not wait for this one, or if there is more
+// in the way than that replicas are full.
+func (x *Exchange) waitAgain(ctx context.Context) bool {
+	x.mu.Lock()
+	if x.ended || !x.full() {
+		x.mu.Unlock()
+		return false
+	}
+	lease := x.lease
+	x.waited, x.lease = lease.Waited(), nil
+	x.err, x.failed, x.tried, x.tries = nil, false, nil, 0
+	x.serving, x.passed = x.Model, 0
+	x.mu.Unlock()
+	lease.Release(-1)
+	return x.Admit(ctx, x.class) == nil
+}
+
+// full reports whether the request has a lease that is of no use, since all replicas of
+// its model that may be used refuse more than they have. It needs mu.
+func (x *Exchange) full() bool {
+	full := false
+	for _, e := range x.Model.Endpoints {
+		switch e.Replica.State() {
+		case schedule.Ready:
+			return false
+		case schedule.Full:
+			full = true
+		default:
+		}
+	}
+	return full && x.lease != nil
 }
 
 // refused notes what a refusal after so long tells, and returns whether another model

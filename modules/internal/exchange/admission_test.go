@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"reflect"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -137,6 +139,63 @@ func TestAdmitWhileAllAreFull(t *testing.T) {
 				}
 				x.End()
 				time.Sleep(time.Second)
+				w.atRest(t)
+			})
+		})
+	}
+}
+
+// TestRefusedByAFullReplica: a request that was let go to an engine which takes no more has
+// its turn again when one of that ends, and waits for no longer in all than it may.
+func TestRefusedByAFullReplica(t *testing.T) {
+	full := &openai.Error{Status: http.StatusServiceUnavailable, Message: "too many requests"}
+	for name, running := range map[string]time.Duration{"one ends": 3 * time.Second, "none ends": time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := gated(t, 0, func(m *catalog.Model) { m.Fallbacks = nil })
+				first := w.ask(t, chatBody)
+				if err := first.Admit(t.Context(), Class{}); err != nil {
+					t.Fatal(err)
+				}
+				mustPick(t, first)
+				ended := time.AfterFunc(running, first.End)
+				begin := time.Now()
+				var all []*Exchange
+				var wg sync.WaitGroup
+				for range 4 { // what it runs and no more
+					x := w.ask(t, chatBody)
+					all = append(all, x)
+					wg.Go(func() {
+						if x.Admit(t.Context(), Class{}) != nil {
+							return
+						}
+						for e := x.PickOrWait(t.Context()); e != nil; e = x.PickOrWait(t.Context()) {
+							if e.Replica.Inflight() == 1 {
+								time.Sleep(time.Second)
+								x.Succeeded()
+								break
+							}
+							if !x.Refusal(&openai.Error{Status: full.Status, Message: full.Message}) {
+								t.Error("the engine's refusal is for the client")
+								break
+							}
+						}
+						x.End()
+					})
+				}
+				wg.Wait()
+				took := time.Since(begin)
+				for i, x := range all {
+					if got := x.Err(); (running < time.Hour) == (got != nil) || got != nil && !errors.Is(got, ErrQueueTimeout) {
+						t.Errorf("%d: %v after %v", i, got, took)
+					}
+				}
+				if running == time.Hour && (took < 30*time.Second || took > 45*time.Second) || running < time.Hour && took > 15*time.Second {
+					t.Errorf("it took %v", took)
+				}
+				if ended.Stop() {
+					first.End()
+				}
 				w.atRest(t)
 			})
 		})

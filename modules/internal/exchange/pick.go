@@ -2,6 +2,7 @@ package exchange
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -47,6 +48,17 @@ func (x *Exchange) Resolve() error {
 	x.Model, x.serving = m, m
 	x.mu.Unlock()
 	return nil
+}
+
+// PickOrWait is [Exchange.Pick] for a request that was let through: while all replicas of
+// its model refuse more than they have it waits for its turn again, for no longer than it
+// may in all.
+func (x *Exchange) PickOrWait(ctx context.Context) *catalog.Endpoint {
+	for {
+		if e := x.Pick(); e != nil || !x.waitAgain(ctx) {
+			return e
+		}
+	}
 }
 
 // Pick decides where the request goes and counts it there. Called again, it
@@ -291,9 +303,9 @@ func (rt *Runtime) snapshot(d *pipeline.Decision, m *catalog.Model, req *schedul
 		if e.Replica == reserved {
 			own = sequences
 		}
-		e.Replica.Fill(c, req.Now, e.Slots, own)
+		load := e.Replica.Fill(c, req.Now, e.Slots, own)
 		c.Pool, c.Priority, c.Weight = e.Pool, e.Priority, e.Weight
-		c.Tried = slices.Contains(tried, e.Replica)
+		c.Tried, c.Room = slices.Contains(tried, e.Replica), lease.Room(e, &load)
 	}
 }
 

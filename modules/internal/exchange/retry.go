@@ -64,6 +64,13 @@ func (x *Exchange) MayRetry() bool {
 	return x.retries
 }
 
+// mayWait reports whether the request may wait until a replica takes it.
+func (x *Exchange) mayWait() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.full()
+}
+
 // MayResend does so for a request whose connection broke without an answer: that
 // is allowed once, and only where the config does not forbid it.
 func (x *Exchange) MayResend() bool {

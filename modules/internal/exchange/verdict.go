@@ -90,7 +90,7 @@ func (x *Exchange) Refusal(e *openai.Error) (retry bool) {
 	case e.Status == http.StatusServiceUnavailable, e.Status == http.StatusTooManyRequests, nothingStarted(e):
 		x.Refused(answered(e), e.RetryAfter)
 		e.RetryAfter = max(e.RetryAfter, leastRetry) // whoever answers the client
-		if x.MayRetry() {
+		if x.MayRetry() || x.mayWait() {
 			x.Fail(e)
 			return true
 		}

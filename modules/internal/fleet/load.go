@@ -81,9 +81,10 @@ func (r *Replica) Load(now time.Time, slots int) Load {
 	s := r.Stats()
 	turn := r.reserved.Load() // first: what is placed meanwhile counts twice, and not never
 	inflight := r.inflight.Load()
-	own := float64(inflight + r.extra.Load() + int64(turn&(1<<reservedBits-1)))
+	reserved := int64(turn & (1<<reservedBits - 1))
+	own := float64(inflight + r.extra.Load() + reserved)
 	l := Load{
-		Turn: turn, State: r.state(now, inflight), Free: schedule.Unknown, Slots: schedule.Unknown,
+		Turn: turn, State: r.state(now, inflight+reserved), Free: schedule.Unknown, Slots: schedule.Unknown,
 		Proven: schedule.Unknown, KVUsage: schedule.Unknown, Tokens: schedule.Unknown, FreeTokens: schedule.Unknown,
 		limit: schedule.Unknown,
 	}

@@ -250,9 +250,10 @@ func (r *Replica) state(now time.Time, inflight int64) schedule.State {
 }
 
 // Fill writes the replica's facts into a candidate, leaving Pool, Priority and
-// Weight, which are config, and Tried, which is the request's. slots is as for
-// [Replica.Load]; own is how many sequences the request has reserved there itself.
-func (r *Replica) Fill(c *schedule.Replica, now time.Time, slots int, own int64) {
+// Weight, which are config, and Tried and Room, which are the request's. slots is as for
+// [Replica.Load]; own is how many sequences the request has reserved there itself. It
+// returns the load without these.
+func (r *Replica) Fill(c *schedule.Replica, now time.Time, slots int, own int64) Load {
 	s := r.Stats()
 	c.ID, c.Hash = r.ID, r.hash
 	inflight := r.inflight.Load() // once: Take must see what the state was made from
@@ -270,6 +271,7 @@ func (r *Replica) Fill(c *schedule.Replica, now time.Time, slots int, own int64)
 	c.DrainRate = r.drain.rate(now)
 	c.Inflight = int(inflight)
 	c.PendingTokens = r.pending.Load()
+	return l
 }
 
 // drainWindow is the span over which completions are counted, in seconds.

@@ -52,6 +52,9 @@ const (
 	ReasonTried = "tried"
 	// ReasonPool marks a replica of a pool that was not chosen.
 	ReasonPool = "other_pool"
+	// ReasonRoom is for replicas where the request would wait, or wait for longer, while
+	// another has room for it.
+	ReasonRoom = "no_room"
 )
 
 // stalePenalty is the share of the highest possible total that a replica loses
@@ -107,6 +110,7 @@ func (d *Decision) Decide(p *Profile, req *schedule.Request) bool {
 	if !d.choosePool(req) {
 		return false
 	}
+	d.chooseRoom()
 	n := len(d.eligible)
 	d.totals = resize(d.totals, n)
 	clear(d.totals)
@@ -194,17 +198,32 @@ func (d *Decision) choosePool(req *schedule.Request) bool {
 		top = max(top, v.priority)
 	}
 	d.Spilled = top > best.priority
+	d.keep(ReasonPool, func(r *schedule.Replica) bool { return d.chosen(r.Pool, best) })
+	return true
+}
+
+// chooseRoom keeps only the replicas that have most room for the request: none waits in
+// one engine while another could run it, for whatever affinity.
+func (d *Decision) chooseRoom() {
+	best := d.eligible[0].Room
+	for _, r := range d.eligible[1:] {
+		best = min(best, r.Room)
+	}
+	d.keep(ReasonRoom, func(r *schedule.Replica) bool { return r.Room == best })
+}
+
+// keep drops the eligible replicas that are not to stay, for a reason.
+func (d *Decision) keep(reason string, stays func(*schedule.Replica) bool) {
 	n := 0
 	for i, r := range d.eligible {
-		if !d.chosen(r.Pool, best) {
-			d.Rejected[d.index[i]] = ReasonPool
+		if !stays(r) {
+			d.Rejected[d.index[i]] = reason
 			continue
 		}
 		d.eligible[n], d.index[n] = r, d.index[i]
 		n++
 	}
 	d.eligible, d.index = d.eligible[:n], d.index[:n]
-	return true
 }
 
 // chosen reports whether a pool takes part: the best one does, and of those

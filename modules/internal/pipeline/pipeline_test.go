@@ -97,6 +97,30 @@ func (o only) Filter(_ *schedule.Request, r *schedule.Replica) string {
 	return "not_" + string(o)
 }
 
+// TestRoom: of the replicas of the pool that was chosen those take part that have most room.
+func TestRoom(t *testing.T) {
+	room := func(v schedule.Room) func(*schedule.Replica) {
+		return func(r *schedule.Replica) { r.Room = v }
+	}
+	const now, queue, none = schedule.RoomNow, schedule.RoomQueue, schedule.RoomNone
+	for _, c := range []struct {
+		rooms [4]schedule.Room // the last one is in a pool of lower priority
+		want  []string
+	}{
+		{[4]schedule.Room{now, now, now, now}, []string{"", "", "", ReasonPool}},
+		{[4]schedule.Room{queue, now, now, now}, []string{ReasonRoom, "", "", ReasonPool}},
+		{[4]schedule.Room{queue, now, none, now}, []string{ReasonRoom, "", ReasonRoom, ReasonPool}},
+		{[4]schedule.Room{queue, queue, none, now}, []string{"", "", ReasonRoom, ReasonPool}},
+		{[4]schedule.Room{none, none, none, now}, []string{"", "", "", ReasonPool}},
+	} {
+		d := decide(t, chat(), replica("a", "high", priority(20), room(c.rooms[0])), replica("b", "high", priority(20), room(c.rooms[1])),
+			replica("c", "high", priority(20), room(c.rooms[2])), replica("d", "low", priority(10), room(c.rooms[3])))
+		if !slices.Equal(d.Rejected, c.want) {
+			t.Errorf("%v: %q, want %q", c.rooms, d.Rejected, c.want)
+		}
+	}
+}
+
 // TestPoolsByP90: a pool is as saturated as the fullest of its replicas but a tenth.
 func TestPoolsByP90(t *testing.T) {
 	for p90, want := range map[bool]string{false: "high", true: "low"} {
