@@ -108,7 +108,7 @@ var refusals = map[string]string{
 
 func (k *client) printAdmission(a llmgw.Admitted) {
 	fmt.Fprintf(k.out, "band %s (ceiling %g, saturation %.2f", a.Band, a.Ceiling, a.Saturation)
-	if a.FreeSlots != nil && a.Slots != nil {
+	if a.FreeSlots != nil && a.Slots != nil && *a.Slots > 0 {
 		fmt.Fprintf(k.out, ", %g of %g slots free", *a.FreeSlots, *a.Slots)
 	}
 	if a.Headroom > 0 {
@@ -123,13 +123,16 @@ func (k *client) printAdmission(a llmgw.Admitted) {
 	default:
 		fmt.Fprintf(k.out, "): waits, %s", waits[a.Waits])
 	}
+	if a.Fallback != "" {
+		fmt.Fprintf(k.out, "; the fallback %s serves it then", a.Fallback)
+	}
 	if a.Ahead > 0 {
-		fmt.Fprintf(k.out, "; %d requests before it", a.Ahead)
+		fmt.Fprintf(k.out, "; %d wait in its band or above it", a.Ahead)
 	}
 	switch {
 	case a.WaitSeconds != nil:
 		fmt.Fprintf(k.out, "; about %.1f s", *a.WaitSeconds)
-	case a.Refused == "":
+	case a.Refused == "" && a.Fallback == "":
 		fmt.Fprint(k.out, "; for how long is not known yet")
 	}
 	fmt.Fprintln(k.out)

@@ -70,7 +70,7 @@ func (b *Band) option(d *caddyfile.Dispenser) error {
 	case "aging":
 		return agingArg(d, &b.Aging)
 	}
-	return d.Errf("unknown band option %q", d.Val())
+	return d.Errf("unknown band option %q: use priority, ceiling, deadline, queue, engine_priority or aging", d.Val())
 }
 
 // parseAdmission reads the block `admission`, of the app or of a model.
@@ -127,7 +127,7 @@ func (c *Admission) option(d *caddyfile.Dispenser) error {
 	case "replica_wait":
 		return durationArg(d, time.Millisecond, &c.ReplicaWait)
 	default:
-		return d.Errf("unknown admission option %q", option)
+		return d.Errf("unknown admission option %q: use target_waiting, kv_ceiling, kv_reserve, queue_ttl, max_queued, aggregate or replica_wait", option)
 	}
 }
 
@@ -168,7 +168,7 @@ func agingArg(d *caddyfile.Dispenser, into *caddy.Duration) error {
 	}
 	v, err := caddy.ParseDuration(text)
 	if err != nil || v < time.Millisecond {
-		return d.Errf("aging: %q is neither off nor a duration of at least 1ms", text)
+		return d.Errf("aging: %q is neither off nor a duration of at least 1ms, such as 30s, and of less than 292 years", text)
 	}
 	*into = caddy.Duration(v)
 	return nil

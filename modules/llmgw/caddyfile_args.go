@@ -61,8 +61,11 @@ func durationArg(d *caddyfile.Dispenser, least time.Duration, into *caddy.Durati
 	}
 	if v < least {
 		instead := "it cannot be turned off"
-		if strings.HasSuffix(option, "_timeout") {
+		switch {
+		case strings.HasSuffix(option, "_timeout"):
 			instead = `there is no "no limit"`
+		case option == "replica_wait", option == "deadline":
+			instead = "leave it out to have none"
 		}
 		return d.Errf("%s %s: must be at least %v; %s", option, text, least, instead)
 	}

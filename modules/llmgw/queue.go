@@ -13,11 +13,13 @@ type Admitted struct {
 	Band       string  `json:"band"`
 	Ceiling    float64 `json:"ceiling"`
 	Saturation float64 `json:"saturation"`
-	// Refused is why the request would be refused; "" if it would not.
-	Refused string `json:"refused"`
+	// Refused is why the request would be refused; "" if it would not. Fallback is the
+	// model that would serve it instead, or after its wait for a replica.
+	Refused  string `json:"refused"`
+	Fallback string `json:"fallback,omitempty"`
 	// Waits is why the request would wait; "" if it would go at once.
 	Waits       string   `json:"waits"`
-	Ahead       int      `json:"requests_ahead"`
+	Ahead       int      `json:"requests_ahead"` // that wait in its band or above it
 	TokensAhead int64    `json:"tokens_ahead"`
 	WaitSeconds *float64 `json:"wait_seconds"`
 	FreeSlots   *float64 `json:"free_slots"`
@@ -31,9 +33,14 @@ type Admitted struct {
 func (a *App) admitted(m *catalog.Model, q *Question) Admitted {
 	r := exchange.Admission(m, &q.Fields, q.Body, exchange.WorkGenerate)
 	r.Band, r.Tenant = q.Band, q.Tenant
+	for _, name := range m.Fallbacks {
+		if f := a.runtime.Catalog.Resolve(name); f != nil {
+			r.Fallbacks = append(r.Fallbacks, f)
+		}
+	}
 	v := a.shared.gate.Explain(r)
 	out := Admitted{
-		Band: v.Band, Ceiling: v.Ceiling, Saturation: v.Saturation, Refused: string(v.Refused), Waits: v.Waits, Ahead: v.Ahead,
+		Band: v.Band, Ceiling: v.Ceiling, Saturation: v.Saturation, Refused: string(v.Refused), Fallback: v.Fallback, Waits: v.Waits, Ahead: v.Ahead,
 		TokensAhead: v.Tokens, FreeSlots: atLeast0(v.Free), Slots: atLeast0(v.Slots), Headroom: v.Headroom, HeadroomTokens: v.HeadroomTokens,
 	}
 	if v.EstimateKnown {

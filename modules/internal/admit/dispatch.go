@@ -268,7 +268,7 @@ func (g *Gate) look() {
 		}
 		for i := range s.ages {
 			for k := s.ages[i].first; k != nil; k = k.next {
-				if now.Sub(k.w.since) >= k.w.model.Admission.ReplicaWait && k.w.elsewhere() {
+				if now.Sub(k.w.since) >= k.w.model.Admission.ReplicaWait && k.w.fallback() != nil {
 					gone = append(gone, k.w)
 				}
 			}

@@ -73,18 +73,22 @@ func (w *waiter) hopeless(reason string) bool {
 	case WaitReplica:
 		return w.model.Admission.ReplicaWait == 0
 	case WaitFull:
-		return w.elsewhere()
+		return w.fallback() != nil
 	}
 	return false
 }
 
-// elsewhere reports whether a fallback has a replica that takes work.
-func (w *waiter) elsewhere() bool {
-	return slices.ContainsFunc(w.fallbacks, func(m *catalog.Model) bool {
+// fallback returns the first that has a replica that takes work, or nil.
+func (w *waiter) fallback() *catalog.Model {
+	i := slices.IndexFunc(w.fallbacks, func(m *catalog.Model) bool {
 		return slices.ContainsFunc(m.Endpoints, func(e *catalog.Endpoint) bool {
 			return e.Replica.State() == schedule.Ready
 		})
 	})
+	if i < 0 {
+		return nil
+	}
+	return w.fallbacks[i]
 }
 
 // setDeadline bounds the wait for this reason: by the queue's limit, and by what the

@@ -12,6 +12,34 @@ import (
 	"github.com/llmgw/llmgw/modules/internal/fleet"
 )
 
+// TestExplainNamesTheFallback that serves a request for which there is no replica.
+func TestExplainNamesTheFallback(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, other := newSite(1, 1, time.Second), newSite(1, 1, time.Second)
+		other.model.Name = "other"
+		counted := 0
+		s.gate.Refused = func(string, string, Reason) { counted++ }
+		r := s.request("silver", "a")
+		r.Fallbacks = []*catalog.Model{other.model}
+		ask := func(want Verdict) {
+			t.Helper()
+			if v := s.gate.Explain(r); v.Refused != want.Refused || v.Fallback != want.Fallback || v.Waits != want.Waits {
+				t.Errorf("%+v, want %+v", v, want)
+			}
+		}
+		ask(Verdict{})
+		s.engines[0].replica.SetDraining(true)
+		ask(Verdict{Refused: ReasonNoReplica, Fallback: "other", Waits: WaitReplica})
+		if _, err := s.gate.Acquire(t.Context(), r); err == nil || counted != 0 {
+			t.Errorf("%v, counted %d times", err, counted)
+		}
+		s.model.Admission.ReplicaWait = time.Second
+		ask(Verdict{Fallback: "other", Waits: WaitReplica})
+		other.engines[0].replica.SetDraining(true)
+		ask(Verdict{Waits: WaitReplica})
+	})
+}
+
 // reloads are what a new config may change for a model in use.
 var reloads = map[string]func(t *testing.T, s *site){
 	"nothing": func(t *testing.T, s *site) { s.configure(t, s.gate.bands) },

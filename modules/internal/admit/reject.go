@@ -38,6 +38,9 @@ type RejectedError struct {
 	Reason Reason
 	// Band is the request's.
 	Band string
+	// GaveWay says that the queue is full and it had waited there, and another of its band
+	// got its place.
+	GaveWay bool
 	// RetryAfter is when a retry may do better, 0 if nobody knows.
 	RetryAfter time.Duration
 	// Room is, for one that is too large, how many tokens the largest replica
@@ -75,7 +78,7 @@ func (g *Gate) refuse(w *waiter, reason Reason, wait time.Duration) *RejectedErr
 			wait, known = w.set.wait(w, &g.bands[w.band], g.now())
 		}
 		if !known { // its turn did not come in all that time
-			wait = g.now().Sub(w.since)
+			wait = g.now().Sub(w.since).Round(time.Second)
 		}
 		r.RetryAfter = min(max(wait, leastWait), mostWait)
 	case ReasonTooLarge:
@@ -198,6 +201,8 @@ func (q *queue) lowest() *waiter {
 // displace refuses a request that waits. It needs mu.
 func (g *Gate) displace(w *waiter, reason Reason) {
 	g.dequeue(w, false)
-	w.err = g.refuse(w, reason, 0)
+	r := g.refuse(w, reason, 0)
+	r.GaveWay = reason == ReasonFull
+	w.err = r
 	close(w.ready)
 }

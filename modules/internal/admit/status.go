@@ -50,6 +50,9 @@ type Verdict struct {
 	Ceiling, Saturation float64
 	// Refused is why the request would be refused at once, "" if it would not.
 	Refused Reason
+	// Fallback is the model that would serve it in that case, or after its wait for a
+	// replica; "" if none can now.
+	Fallback string
 	// Waits is why the request would wait, one of the Wait constants, or "".
 	Waits string
 	// Ahead is how many requests wait whose turn is not after its, Tokens how many
@@ -79,6 +82,9 @@ func (g *Gate) Explain(r *Request) Verdict {
 		Band: b.Name, Ceiling: b.Ceiling, Saturation: saturation,
 		Refused: p.refused, Waits: p.reason, Free: finite(v.free), Slots: finite(v.slots),
 		Estimate: p.wait, EstimateKnown: p.wait > 0,
+	}
+	if m := w.fallback(); m != nil && (p.refused == ReasonNoReplica || p.reason == WaitReplica) {
+		out.Fallback = m.Name
 	}
 	slots, tokens, _ := s.headroom(w.band, now)
 	out.Headroom, out.HeadroomTokens = v.bound(slots, tokens)

@@ -180,6 +180,10 @@ func rejection(m *catalog.Model, r *admit.RejectedError) error {
 	var err error
 	switch r.Reason {
 	case admit.ReasonFull:
+		if r.GaveWay {
+			err = Fail(ErrQueueFull, "the queue of the model `%s` is full, and the request had to make room in the band %s for one of a tenant with fewer", m.Name, r.Band)
+			break
+		}
 		err = Fail(ErrQueueFull, "too many requests wait for the model `%s`, or too large ones, for one more of the band %s", m.Name, r.Band)
 	case admit.ReasonDisplaced:
 		err = Fail(ErrDisplaced, "the request had to make room for one of a higher band than %s", r.Band)

@@ -68,6 +68,8 @@ const (
 	maxMessage = 200
 	// The largest cache that is believed: beyond it sums could overflow.
 	maxBlockSize, maxBlocks = 1 << 16, 1 << 30
+	// maxGauge is the largest value that is believed: of what is read, requests are most.
+	maxGauge = 1e7
 )
 
 // page is what of a metrics page matters, by metric name.
@@ -239,7 +241,7 @@ func aggregate(family *dto.MetricFamily, models []string, combine func(a, b floa
 	for _, m := range relevant {
 		labels := labelsOf(m)
 		v := valueOf(m)
-		if math.IsNaN(v) || math.IsInf(v, 0) || v < 0 {
+		if !(v >= 0 && v <= maxGauge) { // not a number, either
 			return schedule.Unknown
 		}
 		// Two served models of one engine are different series, not copies.

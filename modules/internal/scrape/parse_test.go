@@ -219,14 +219,14 @@ vllm:kv_cache_usage_perc{engine="1"} 0.25
 			waiting: unknown, running: unknown, kv: 0.5,
 		},
 		{
-			name: "a sum beyond all numbers is no count",
+			name: "more than there can be is no count",
 			text: `
 vllm:num_requests_waiting{engine="0"} 1.7e308
 vllm:num_requests_waiting{engine="1"} 1.7e308
-vllm:num_requests_running 0
+vllm:num_requests_running 1e30
 vllm:kv_cache_usage_perc 0
 `,
-			waiting: unknown, running: 0, kv: 0,
+			waiting: unknown, running: unknown, kv: 0,
 		},
 		{
 			name: "negative is no count",
