@@ -210,7 +210,7 @@ func Saturation(req *Request, r *Replica) float64 {
 }
 
 // Aggregate makes one saturation of those of several replicas: their mean, or with p90
-// that of the fullest but a tenth of them. It is 0 for none, and puts them in order.
+// that of the fullest but a tenth of them, for which it puts them in order. It is 0 for none.
 func Aggregate(saturations []float64, p90 bool) float64 {
 	if len(saturations) == 0 {
 		return 0

@@ -3,6 +3,7 @@ package admit
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"runtime"
 	"slices"
 	"testing"
@@ -153,6 +154,73 @@ func BenchmarkDispatchModels(b *testing.B) {
 				}
 			})
 		}
+	}
+}
+
+// The same with models on eight replicas each of 24, no two on the same.
+func BenchmarkDispatchOverlap(b *testing.B) {
+	for _, models := range []int{2, 10, 40} {
+		b.Run(fmt.Sprint(models), func(b *testing.B) {
+			s := strict(b, 24, 1)
+			random := rand.New(rand.NewPCG(1, 2))
+			var all []*catalog.Model
+			for i := range models {
+				m := *s.model
+				m.Name, m.Endpoints = fmt.Sprint("m", i), nil
+				for _, e := range random.Perm(24)[:8] {
+					m.Endpoints = append(m.Endpoints, s.model.Endpoints[e])
+				}
+				all = append(all, &m)
+			}
+			g := s.gate
+			enter := func(m *catalog.Model) (*Lease, *waiter) {
+				g.lock()
+				defer g.unlock()
+				r := s.request("silver", "a")
+				r.Model = m
+				lease, w, err := g.enter(r, time.Now())
+				if err != nil {
+					b.Fatal(err)
+				}
+				return lease, w
+			}
+			var running []*Lease
+			waiting := make(map[*catalog.Model]*waiter)
+			for len(waiting) < models {
+				for _, m := range all {
+					if waiting[m] != nil {
+						continue
+					}
+					lease, w := enter(m)
+					if waiting[m] = w; w == nil {
+						running = append(running, lease)
+						delete(waiting, m)
+					}
+				}
+			}
+			for b.Loop() {
+				running[0].Release(50)
+				running = running[1:]
+				for went, tries := false, 0; !went; tries++ { // the gate's timer may be about to let it go
+					if tries == 1_000_000 {
+						b.Fatal("nobody goes")
+					}
+					for m, w := range waiting {
+						if !isClosed(w.ready) {
+							continue
+						}
+						went = true
+						running = append(running, w.lease)
+						lease, again := enter(m)
+						for lease != nil {
+							running = append(running, lease)
+							lease, again = enter(m)
+						}
+						waiting[m] = again
+					}
+				}
+			}
+		})
 	}
 }
 

@@ -156,7 +156,11 @@ func (g *Gate) find(m *catalog.Model, now time.Time) *set {
 		s = newSet(m, g.bands)
 		s.front.Store(newFront(g.bands, g.shut))
 		if o := g.latest[m.Name]; o != nil {
-			s.learn(o)
+			others := false
+			for name, used := range g.latest {
+				others = others || used == o && name != m.Name
+			}
+			s.learn(o, others)
 			g.note(&note{kind: noteFreed, set: o}) // it has less to leave free
 		}
 		g.meet(s)

@@ -154,8 +154,10 @@ func (g *Gate) turn(w *waiter, now time.Time) (first *waiter, v view, reason str
 	return g.turnOf(w, now, 0)
 }
 
-// maxHops is how many sets away one is that a request may have to wait for.
-const maxHops = 4
+// maxHops is how many sets away one is that a request may have to wait for: what a
+// neighbour waits for counts, with what that one's neighbours wait for. Beyond that they
+// are taken for able to go if there is room, since each step costs as much again.
+const maxHops = 1
 
 func (g *Gate) turnOf(w *waiter, now time.Time, hops int) (first *waiter, v view, reason string, again time.Time) {
 	s, b, own := w.set, &g.bands[w.band], neighbour{set: w.set, covers: true}
@@ -182,7 +184,7 @@ func (g *Gate) turnOf(w *waiter, now time.Time, hops int) (first *waiter, v view
 				switch {
 				case reason == "":
 					return first, v, "", again
-				case n.set.passes(other, reason, now) || band == w.band && n.set.stalls(other, now):
+				case n.set.passes(other, reason, now) || band == w.band && other.stalls(now):
 				case n.covers:
 					return nil, v, WaitTurn, again
 				default:
@@ -198,19 +200,18 @@ func (g *Gate) turnOf(w *waiter, now time.Time, hops int) (first *waiter, v view
 // precedes reports whether it is this set's turn before another's in a band.
 func (s *set) precedes(o *set, band int) bool { return s.tags[band].start < o.tags[band].start }
 
-// stalls reports whether w, whose turn it is, could not go for some times as long as
-// requests take: with lower thresholds, or what others have on its replicas, that may
-// never come.
-func (s *set) stalls(w *waiter, now time.Time) bool {
-	t := &s.tags[w.band]
-	if t.since.IsZero() {
-		t.since = now
+// stalls reports whether w, whose turn it is and which cannot go, could not for some times
+// as long as requests take: with lower thresholds, or what others have on its replicas,
+// that may never come. It notes when that began.
+func (w *waiter) stalls(now time.Time) bool {
+	if w.stuck.IsZero() {
+		w.stuck = now
 	}
-	return now.Sub(t.since) > stalled*max(w.patience(), time.Second)
+	return now.Sub(w.stuck) > stalled*max(w.patience(), time.Second)
 }
 
-// stalled is for how many times as long as requests take, or a second, a set holds up those
-// that it precedes.
+// stalled is for how many times as long as requests take, or a second, one holds up those
+// of other sets that it precedes.
 const stalled = 4
 
 // grant lets a request through. It returns false if there is no room any more. It

@@ -119,7 +119,8 @@ type waiter struct {
 	seq       uint64
 	since     time.Time
 	deadline  time.Time
-	byTTL     bool // the deadline is the queue's, not the request's
+	byTTL     bool      // the deadline is the queue's, not the request's
+	stuck     time.Time // when it was its turn and it could not go
 	fallbacks []*catalog.Model
 
 	set   *set

@@ -20,6 +20,7 @@ type Lease struct {
 	at     time.Time
 	waited time.Duration
 	needs
+	need    float64             // how many of a replica's slots it was let go with
 	load    float64             // of the replica where it was given, with it
 	ceiling float64             // the band's
 	closed  []*catalog.Endpoint // that the band leaves to others
@@ -48,7 +49,7 @@ func (s *set) lease(g *Gate, w *waiter, v view, now time.Time) *Lease {
 	s.pace(w.band, v, now)
 	return &Lease{
 		gate: g, set: s, model: w.model, at: now, waited: now.Sub(w.since), needs: w.needs,
-		load: v.load, ceiling: g.bands[w.band].Ceiling, closed: v.closed, replica: v.best,
+		need: v.need, load: v.load, ceiling: g.bands[w.band].Ceiling, closed: v.closed, replica: v.best,
 		engine: g.bands[w.band].EnginePriority, name: w.name, front: s.front.Load(), band: w.band,
 	}
 }
@@ -62,6 +63,9 @@ func (l *Lease) Band() string { return l.name }
 
 // Waited returns how long the request has waited.
 func (l *Lease) Waited() time.Duration { return l.waited }
+
+// Since returns when the request came.
+func (l *Lease) Since() time.Time { return l.at.Add(-l.waited) }
 
 // Sequences returns how many slots the request takes, 0 if the lease is nil.
 func (l *Lease) Sequences() int64 {
@@ -82,10 +86,15 @@ func (l *Lease) Tokens() int64 {
 // Room says how a replica with such a load, in which the request does not count, would
 // take it. With a nil Lease it is a request of one sequence that may wait anywhere.
 func (l *Lease) Room(e *catalog.Endpoint, load *fleet.Load) schedule.Room {
-	need := float64(max(1, l.Sequences()))
+	need, holds := 1.0, 0.0
+	if l != nil {
+		need, holds = l.need, float64(l.holds)
+	}
 	switch {
 	case l != nil && slices.ContainsFunc(l.closed, func(o *catalog.Endpoint) bool { return o.Replica == e.Replica }):
 		return schedule.RoomNone
+	case load.FreeTokens.Known() && float64(load.FreeTokens) < holds && load.Total > 0:
+		return schedule.RoomQueue
 	case !load.Free.Known() || float64(load.Free) >= min(need, load.Slots.Or(need)):
 		return schedule.RoomNow
 	case l != nil && load.QueuedWith(need)/(l.set.target*e.Weight) > l.ceiling:

@@ -9,6 +9,7 @@ import (
 
 	"github.com/llmgw/llmgw/modules/internal/catalog"
 	"github.com/llmgw/llmgw/modules/internal/fleet"
+	"github.com/llmgw/llmgw/modules/schedule"
 )
 
 // TestHeadroomWhereItIsOfUse: what a model needs in a higher band on one of the replicas is
@@ -162,5 +163,106 @@ func TestModelsWithOtherThresholdsTakeTurns(t *testing.T) {
 			t.Errorf("the careful one got %.2f: %v", share, done)
 		}
 		s.atRest(t)
+	})
+}
+
+// TestEachHasItsTime: that one could not go for long, and left, is not held against the next.
+func TestEachHasItsTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := tokens(0, 0)
+		for _, e := range s.model.Endpoints {
+			e.Slots = 16
+		}
+		s.model.Admission.QueueTTL = time.Hour
+		scrape := func(used float64) {
+			for _, e := range s.engines {
+				e.replica.SetStats(&fleet.Stats{At: time.Now(), Waiting: 0, Running: 1, KVUsage: schedule.Gauge(used), BlockSize: 10, Blocks: 1000})
+			}
+		}
+		scrape(0.5)
+		one := s.other(0, 1)
+		ask := func(m *catalog.Model, prompt int64) *asked {
+			a := s.start(t.Context(), &Request{Model: m, Band: "silver", Prompt: prompt, Holds: true})
+			a.went()
+			return a
+		}
+		ask(s.model, 10).lease.Release(1) // it has had its turn
+		for round := range 2 {
+			large := ask(one, 6000)
+			time.Sleep(time.Millisecond)
+			small := ask(s.model, 10)
+			if e, _ := small.lease.Reserved(); !small.went() || e != s.engines[1].replica {
+				t.Errorf("round %d: a small one takes what the large one waits for", round)
+			}
+			small.lease.Release(1)
+			for range 10 {
+				time.Sleep(time.Second)
+				scrape(0.5)
+			}
+			if large.went() {
+				t.Fatal("there is no room")
+			}
+			var all []*asked // by now they may go anywhere
+			for range 4 {
+				all = append(all, ask(s.model, 10))
+			}
+			anywhere := false
+			for _, a := range all {
+				e, _ := a.lease.Reserved()
+				anywhere = anywhere || e == s.engines[0].replica
+				a.lease.Release(1)
+			}
+			if !anywhere {
+				t.Errorf("round %d: it holds up others for ever", round)
+			}
+			large.cancel()
+			synctest.Wait()
+		}
+	})
+}
+
+// TestWhatANeighbourWaitsFor: one whose room is another's to take does not get it since a
+// third asks.
+func TestWhatANeighbourWaitsFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := tokens(0, 0)
+		s.model.Endpoints[0].Slots, s.model.Endpoints[1].Slots = 1, 4
+		s.model.Admission.QueueTTL = time.Hour
+		strict := Bands()
+		for i := range strict {
+			strict[i].Ceiling = 0.01
+		}
+		s.configure(t, strict)
+		scrape := func() {
+			for i, e := range s.engines {
+				e.replica.SetStats(&fleet.Stats{At: time.Now(), Waiting: 0, Running: schedule.Gauge(i), KVUsage: schedule.Gauge(i) * 0.5, BlockSize: 10, Blocks: 1000})
+			}
+		}
+		scrape()
+		first, last := s.other(0, 1), s.other(1, 2)
+		ask := func(band string, m *catalog.Model, prompt int64) *asked {
+			a := s.start(t.Context(), &Request{Model: m, Band: band, Prompt: prompt, Holds: true})
+			a.went()
+			return a
+		}
+		runs := ask("silver", first, 10)
+		large := ask("platinum", last, 6000) // for room in the second's cache
+		time.Sleep(time.Millisecond)
+		both := ask("gold", s.model, 10) // for either, of which one is full, and one the large one's
+		third := ask("silver", first, 10)
+		if !runs.went() || large.went() || both.went() || third.went() {
+			t.Fatalf("%v %v %v %v", runs.went(), large.went(), both.went(), third.went())
+		}
+		runs.lease.Release(1)
+		if !both.went() || third.went() {
+			t.Errorf("with a slot for it: %v, %v", both.went(), third.went())
+		}
+		both.lease.Release(1)
+		if !third.went() {
+			t.Error("nobody else wants it")
+		}
+		third.lease.Release(1)
+		large.cancel()
+		synctest.Wait()
 	})
 }

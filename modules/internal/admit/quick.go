@@ -112,7 +112,7 @@ func (g *Gate) pass(r *Request, now time.Time) *Lease {
 			f.arrive(band, now)
 			l := &Lease{
 				gate: g, set: s, model: r.Model, at: now, waited: r.Waited, needs: n,
-				load: v.load, ceiling: b.Ceiling, replica: v.best,
+				need: v.need, load: v.load, ceiling: b.Ceiling, replica: v.best,
 				engine: b.EnginePriority, name: b.Name, front: f, band: band,
 			}
 			l.begun = note{kind: noteBegan, lease: l, set: s}

@@ -49,9 +49,8 @@ type set struct {
 // tags order a set among those that have replicas in common with it: they take turns in a
 // band by tokens, as the tenants of a lane do.
 type tags struct {
-	start float64   // where its next request begins, in tokens
-	clock float64   // the virtual time: where the one began that went last, of it or of a neighbour
-	since time.Time // when it was its turn and it could not go; zero if it went since
+	start float64 // where its next request begins, in tokens
+	clock float64 // the band's virtual time: where the one began that went last, of it or of a neighbour
 }
 
 // busyPeriod is the time in which requests wait.
@@ -115,12 +114,17 @@ func (s *set) empty(bands int) {
 
 // learn takes over what was learnt with other replicas of the same model. Its demand comes
 // here from now on, and must not count twice.
-func (s *set) learn(o *set) {
-	copy(s.demand, o.demand)
-	clear(o.demand)
+//
+// Where other models are still served by these, it stays there: a neighbour's counts, too.
+func (s *set) learn(o *set, others bool) {
 	copy(s.turns, o.turns)
 	s.held, s.size, s.output = o.held, o.size, o.output
 	s.outputLimit.Store(o.outputLimit.Load())
+	if others {
+		return
+	}
+	copy(s.demand, o.demand)
+	clear(o.demand)
 	front, before := s.front.Load(), o.front.Load()
 	for band := range front.last {
 		front.last[band].Store(before.last[band].Load())
@@ -152,7 +156,7 @@ func (s *set) headroom(band int, now time.Time) (slots, tokens float64, higher b
 
 // leave returns the replicas that a band leaves to higher bands of sets that have only
 // some of this one's: what is free elsewhere is of no use to these.
-func (s *set) leave(band int, q question, need float64, now time.Time) (closed []*catalog.Endpoint) {
+func (s *set) leave(band int, q question, all *view, now time.Time) (closed []*catalog.Endpoint) {
 	for _, n := range s.neighbours() {
 		if n.covers || band >= len(n.set.demand) {
 			continue
@@ -162,7 +166,7 @@ func (s *set) leave(band int, q question, need float64, now time.Time) (closed [
 		if h == 0 {
 			continue
 		}
-		if v := s.lookAt(n.shared, now, q); v.free-need < min(h, math.Floor(v.slots/2)) {
+		if v := s.lookAt(n.shared, now, q); v.free-all.need < min(h, math.Floor(v.slots/2), v.slots-all.takes) {
 			closed = append(closed, n.shared...)
 		}
 	}
@@ -185,7 +189,7 @@ func (s *set) went(band int, n needs) {
 	s.turns[band] = 0
 	t := &s.tags[band]
 	t.clock = max(t.clock, t.start)
-	t.start, t.since = t.clock+float64(max(1, n.tokens)), time.Time{}
+	t.start = t.clock + float64(max(1, n.tokens))
 	for _, o := range s.neighbours() {
 		if band < len(o.set.tags) {
 			o.set.tags[band].clock = max(o.set.tags[band].clock, t.clock)
@@ -238,15 +242,16 @@ func (s *set) mayGo(b *Band, band int, w *waiter, closed []*catalog.Endpoint, no
 	v = s.look(now, q)
 	s.measure(&v)
 	if higher && b.Ceiling < Unlimited && v.ready > 0 {
-		closed = append(closed, s.leave(band, q, v.need, now)...)
-	}
-	if len(closed) > 0 && v.ready > 0 {
-		if v = s.without(closed, q, &v, now); v.ready == 0 {
-			v.headroom = h
-			return v, WaitTurn, time.Time{}
-		}
+		closed = append(closed, s.leave(band, q, &v, now)...)
 	}
 	v.headroom = h
+	if len(closed) > 0 && v.ready > 0 {
+		rest := s.without(closed, q, &v, now)
+		if rest.ready == 0 {
+			return v, WaitHeadroom, time.Time{}
+		}
+		v = rest
+	}
 	leaves, spare := v.bound(h, spare)
 	if reason = v.judge(b, w.holds, leaves, spare); reason != "" || h == 0 || b.Ceiling >= Unlimited || math.IsInf(v.free, 1) {
 		return v, reason, time.Time{}

@@ -115,7 +115,7 @@ func (s *set) measure(v *view) {
 // without takes a view of the replicas that are not closed, with the totals of all.
 func (s *set) without(closed []*catalog.Endpoint, q question, all *view, now time.Time) view {
 	v := s.lookAt(slices.DeleteFunc(slices.Clone(s.endpoints), func(e *catalog.Endpoint) bool { return slices.Contains(closed, e) }), now, q)
-	v.full, v.room, v.closed = all.full, all.room, closed
+	v.full, v.room, v.closed, v.headroom = all.full, all.room, closed, all.headroom
 	v.free, v.slots, v.freeTokens, v.allTokens = all.free, all.slots, all.freeTokens, all.allTokens
 	return v
 }

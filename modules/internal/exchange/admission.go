@@ -3,6 +3,7 @@ package exchange
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/llmgw/llmgw/modules/internal/admit"
@@ -58,9 +59,9 @@ func (x *Exchange) Admit(ctx context.Context, c Class) error {
 	}
 }
 
-// waitAgain waits for another turn instead of one that was of no use, and returns whether
-// the request may go now. It may not if it did not wait for this one, or if there is more
-// in the way than that replicas are full.
+// waitAgain gives the lease back and queues again, if all replicas of its model have
+// refused the request as full, or take no more; then it returns whether the request may go
+// now. Otherwise, and without a lease, it returns false.
 func (x *Exchange) waitAgain(ctx context.Context) bool {
 	x.mu.Lock()
 	if x.ended || !x.full() {
@@ -68,28 +69,31 @@ func (x *Exchange) waitAgain(ctx context.Context) bool {
 		return false
 	}
 	lease := x.lease
-	x.waited, x.lease = lease.Waited(), nil
-	x.err, x.failed, x.tried, x.tries = nil, false, nil, 0
+	x.waited, x.lease = x.rt.Now().Sub(lease.Since()), nil
+	x.err, x.failed, x.tried, x.turnedAway, x.tries = nil, false, nil, nil, 0
 	x.serving, x.passed = x.Model, 0
 	x.mu.Unlock()
 	lease.Release(-1)
 	return x.Admit(ctx, x.class) == nil
 }
 
-// full reports whether the request has a lease that is of no use, since all replicas of
-// its model that may be used refuse more than they have. It needs mu.
+// full reports whether there is a lease that is of no use: all replicas of its model that
+// may be used have refused the request as full, which they may not be any more, or take no
+// more than they have. It needs mu.
 func (x *Exchange) full() bool {
+	if x.lease == nil {
+		return false
+	}
 	full := false
-	for _, e := range x.Model.Endpoints {
-		switch e.Replica.State() {
-		case schedule.Ready:
-			return false
-		case schedule.Full:
+	for _, e := range x.lease.Model().Endpoints {
+		switch s := e.Replica.State(); {
+		case s == schedule.Full, s == schedule.Ready && slices.Contains(x.turnedAway, e.Replica):
 			full = true
-		default:
+		case s == schedule.Ready && !slices.Contains(x.tried, e.Replica):
+			return false
 		}
 	}
-	return full && x.lease != nil
+	return full
 }
 
 // refused notes what a refusal after so long tells, and returns whether another model

@@ -202,6 +202,85 @@ func TestRefusedByAFullReplica(t *testing.T) {
 	}
 }
 
+// TestRefusedByOneAfterAnother: that the first has room again by the time at which the
+// second has refused does not make it the client's affair.
+func TestRefusedByOneAfterAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := gated(t, 0, func(m *catalog.Model) {
+			m.Fallbacks = nil
+			m.Reliability.Retries = 2
+		})
+		m := w.Catalog.Resolve("m")
+		m.Endpoints = append(m.Endpoints, w.endpoint(t, "gpu3:8000"))
+		refuse := func(x *Exchange) {
+			t.Helper()
+			if !x.Refusal(&openai.Error{Status: http.StatusTooManyRequests}) {
+				t.Fatal("the refusal is for the client")
+			}
+		}
+		var running []*Exchange
+		for range 2 {
+			x := w.ask(t, chatBody)
+			if err := x.Admit(t.Context(), Class{}); err != nil {
+				t.Fatal(err)
+			}
+			mustPick(t, x)
+			running = append(running, x)
+		}
+		x := w.ask(t, chatBody)
+		if err := x.Admit(t.Context(), Class{}); err != nil {
+			t.Fatal(err)
+		}
+		first := x.PickOrWait(t.Context())
+		refuse(x)
+		if second := x.PickOrWait(t.Context()); second == first || second == nil {
+			t.Fatalf("the second is %v", second)
+		}
+		for _, r := range running {
+			if r.Endpoint() == first {
+				r.End()
+			}
+		}
+		refuse(x)
+		if e := x.PickOrWait(t.Context()); e != first {
+			t.Errorf("it goes to %v: %v", e, x.Err())
+		}
+		for _, r := range append(running, x) {
+			r.End()
+		}
+		w.atRest(t)
+	})
+}
+
+// TestRefusedByAFullFallback: its replicas are waited for again, too.
+func TestRefusedByAFullFallback(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := gated(t, 0, nil)
+		w.fleet.Find("gpu1:8000").Health.ConnectFailed("connect: refused")
+		runs := w.ask(t, chatBody)
+		x := w.ask(t, chatBody)
+		for _, x := range []*Exchange{runs, x} {
+			if err := x.Admit(t.Context(), Class{}); err != nil || mustPick(t, x).Replica.ID != "gpu2:8000" {
+				t.Fatal(err)
+			}
+		}
+		if !x.Refusal(&openai.Error{Status: http.StatusTooManyRequests}) {
+			t.Fatal("the refusal is for the client")
+		}
+		time.AfterFunc(2*time.Second, runs.End)
+		begin := time.Now()
+		if e := x.PickOrWait(t.Context()); e == nil || e.Replica.ID != "gpu2:8000" || time.Since(begin) < time.Second {
+			t.Errorf("it goes to %v after %v: %v", e, time.Since(begin), x.Err())
+		}
+		if d := x.Queued(); d < time.Second {
+			t.Errorf("it says it waited %v", d)
+		}
+		x.End()
+		time.Sleep(2 * time.Second)
+		w.atRest(t)
+	})
+}
+
 // TestDeadlineAcrossFallbacks: what a request has waited for its own model counts.
 func TestDeadlineAcrossFallbacks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

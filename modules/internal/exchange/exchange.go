@@ -68,19 +68,20 @@ type Exchange struct {
 
 	// mu guards what follows, and the body, the budget and the writing of
 	// Model above, against End.
-	mu       sync.Mutex
-	ended    bool
-	endpoint *catalog.Endpoint
-	last     *catalog.Endpoint
-	pool     string
-	slot     fleet.Slot
-	lease    *admit.Lease
-	waited   time.Duration // in queues, until there was a lease
-	band     string        // as the gate has it, once it was asked
-	attempts int
-	tried    []*fleet.Replica
-	err      error
-	result   Result
+	mu         sync.Mutex
+	ended      bool
+	endpoint   *catalog.Endpoint
+	last       *catalog.Endpoint
+	pool       string
+	slot       fleet.Slot
+	lease      *admit.Lease
+	waited     time.Duration // in queues, until there was a lease
+	band       string        // as the gate has it, once it was asked
+	attempts   int
+	tried      []*fleet.Replica
+	turnedAway []*fleet.Replica // those that have refused it as full
+	err        error
+	result     Result
 }
 
 // Options are settings of a site that an exchange needs on its way.

@@ -50,13 +50,13 @@ func (x *Exchange) Resolve() error {
 	return nil
 }
 
-// PickOrWait is [Exchange.Pick] for a request that was let through: while all replicas of
-// its model refuse more than they have it waits for its turn again, for no longer than it
-// may in all.
+// PickOrWait is [Exchange.Pick] for a request that was let through: where all replicas
+// refuse it since they are full, it waits for its turn again, for no longer than it may in
+// all.
 func (x *Exchange) PickOrWait(ctx context.Context) *catalog.Endpoint {
 	for {
-		if e := x.Pick(); e != nil || !x.waitAgain(ctx) {
-			return e
+		if e, err := x.pick(); e != nil || !x.waitAgain(ctx) {
+			return x.picked(e, err)
 		}
 	}
 }
@@ -65,8 +65,10 @@ func (x *Exchange) PickOrWait(ctx context.Context) *catalog.Endpoint {
 // gives the last replica back and decides among the others. It returns nil if
 // there is none, and the exchange keeps why: [ErrUnavailable], or the cause of
 // the last attempt if there was one.
-func (x *Exchange) Pick() *catalog.Endpoint {
-	e, err := x.pick()
+func (x *Exchange) Pick() *catalog.Endpoint { return x.picked(x.pick()) }
+
+// picked reports a decision.
+func (x *Exchange) picked(e *catalog.Endpoint, err error) *catalog.Endpoint {
 	switch {
 	case x.rt.Picked == nil:
 	case err == nil:

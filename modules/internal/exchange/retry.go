@@ -122,6 +122,9 @@ func (x *Exchange) Refused(reason string, asked time.Duration) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.slot.Refused(reason, asked, x.serving.Reliability.Cooldown)
+	if x.endpoint != nil {
+		x.turnedAway = append(x.turnedAway, x.endpoint.Replica)
+	}
 }
 
 // silent notes that the request has waited for so long without a word from the

@@ -81,6 +81,8 @@ func (r *Replica) Load(now time.Time, slots int) Load {
 	s := r.Stats()
 	turn := r.reserved.Load() // first: what is placed meanwhile counts twice, and not never
 	inflight := r.inflight.Load()
+	// Of requests that are not sent yet nobody counts how many these are: sequences stand for
+	// them where it may be full, which is too many for a moment rather than too few.
 	reserved := int64(turn & (1<<reservedBits - 1))
 	own := float64(inflight + r.extra.Load() + reserved)
 	l := Load{

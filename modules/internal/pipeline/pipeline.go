@@ -229,11 +229,11 @@ func (d *Decision) keep(reason string, stays func(*schedule.Replica) bool) {
 // chosen reports whether a pool takes part: the best one does, and of those
 // with the same priority all that have room.
 func (d *Decision) chosen(name string, best poolView) bool {
-	if name == best.name || best.saturation >= 1 {
+	if name == best.name || best.full() {
 		return name == best.name
 	}
 	i := slices.IndexFunc(d.pools, func(v poolView) bool { return v.name == name })
-	return d.pools[i].priority == best.priority && d.pools[i].saturation < 1
+	return d.pools[i].priority == best.priority && !d.pools[i].full()
 }
 
 // poolView is what is known of one pool in a decision.
@@ -241,10 +241,14 @@ type poolView struct {
 	name       string
 	priority   int // the highest of its replicas
 	saturation float64
+	room       schedule.Room // the most that one of its replicas has
 }
 
+// full reports whether requests spill over from the pool.
+func (v poolView) full() bool { return v.saturation >= 1 || v.room == schedule.RoomNone }
+
 func (v poolView) before(o poolView) bool {
-	full, otherFull := v.saturation >= 1, o.saturation >= 1
+	full, otherFull := v.full(), o.full()
 	switch {
 	case full != otherFull:
 		return !full
@@ -263,9 +267,9 @@ func (d *Decision) viewPools(req *schedule.Request) {
 		i := slices.IndexFunc(d.pools, func(v poolView) bool { return v.name == r.Pool })
 		if i < 0 {
 			i = len(d.pools)
-			d.pools = append(d.pools, poolView{name: r.Pool, priority: r.Priority})
+			d.pools = append(d.pools, poolView{name: r.Pool, priority: r.Priority, room: r.Room})
 		}
-		d.pools[i].priority = max(d.pools[i].priority, r.Priority)
+		d.pools[i].priority, d.pools[i].room = max(d.pools[i].priority, r.Priority), min(d.pools[i].room, r.Room)
 	}
 	for i := range d.pools {
 		d.values = d.values[:0]

@@ -111,7 +111,8 @@ func TestRoom(t *testing.T) {
 		{[4]schedule.Room{queue, now, now, now}, []string{ReasonRoom, "", "", ReasonPool}},
 		{[4]schedule.Room{queue, now, none, now}, []string{ReasonRoom, "", ReasonRoom, ReasonPool}},
 		{[4]schedule.Room{queue, queue, none, now}, []string{"", "", ReasonRoom, ReasonPool}},
-		{[4]schedule.Room{none, none, none, now}, []string{"", "", "", ReasonPool}},
+		{[4]schedule.Room{none, none, none, now}, []string{ReasonPool, ReasonPool, ReasonPool, ""}},
+		{[4]schedule.Room{none, none, none, none}, []string{"", "", "", ReasonPool}},
 	} {
 		d := decide(t, chat(), replica("a", "high", priority(20), room(c.rooms[0])), replica("b", "high", priority(20), room(c.rooms[1])),
 			replica("c", "high", priority(20), room(c.rooms[2])), replica("d", "low", priority(10), room(c.rooms[3])))
