@@ -264,12 +264,13 @@ func (g *Gate) look() {
 	now := g.now()
 	var gone []*waiter
 	for _, s := range g.active {
-		if v := s.look(now, question{}); v.ready+v.full > 0 {
+		v := s.look(now, question{})
+		if v.ready > 0 {
 			continue
 		}
 		for i := range s.ages {
 			for k := s.ages[i].first; k != nil; k = k.next {
-				if now.Sub(k.w.since) >= k.w.model.Admission.ReplicaWait && k.w.fallback() != nil {
+				if (v.full > 0 || now.Sub(k.w.since) >= k.w.model.Admission.ReplicaWait) && k.w.fallback() != nil {
 					gone = append(gone, k.w)
 				}
 			}

@@ -57,7 +57,8 @@ func (l *lane) push(w *waiter) {
 	f.tokens += w.tokens
 	l.tokens += w.tokens
 	f.seq = f.list.first.w.seq
-	if f.index >= 0 { // its place goes by its oldest request
+	if f.index >= 0 {
+		heap.Fix(&l.turn, f.index) // its oldest request may be this one
 		return
 	}
 	f.next, f.weight = max(f.next, l.clock+w.ahead), w.weight
@@ -163,13 +164,38 @@ type link struct {
 	prev, next *link
 }
 
+// add adds a request behind those that came before it: at the end, or near the beginning
+// if it has waited already.
 func (l *list) add(k *link) {
 	l.n++
-	if l.first == nil {
-		l.first, l.last = k, k
-		return
+	switch next := l.behind(k); next {
+	case nil:
+		if k.prev = l.last; k.prev != nil {
+			k.prev.next = k
+		} else {
+			l.first = k
+		}
+		l.last = k
+	default:
+		if k.next, k.prev = next, next.prev; k.prev != nil {
+			k.prev.next = k
+		} else {
+			l.first = k
+		}
+		next.prev = k
 	}
-	k.prev, l.last.next, l.last = l.last, k, k
+}
+
+// behind returns the first that came after k, nil if none did.
+func (l *list) behind(k *link) *link {
+	if l.last == nil || !l.last.w.since.After(k.w.since) {
+		return nil
+	}
+	next := l.first
+	for !next.w.since.After(k.w.since) {
+		next = next.next
+	}
+	return next
 }
 
 func (l *list) remove(k *link) {

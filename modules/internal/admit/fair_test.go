@@ -3,6 +3,7 @@ package admit
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -134,6 +135,25 @@ func TestIdlingEarnsNothing(t *testing.T) {
 	if got < 9 || got > 11 {
 		t.Errorf("after a pause it gets %d of 20 turns", got)
 	}
+}
+
+// TestWhoHasWaitedIsBeforeOthers of its tenant, when it comes again or from another model.
+func TestWhoHasWaitedIsBeforeOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, first := patient(t, func(*Band) {})
+		all := []*asked{s.wait(t, "silver", "a"), s.wait(t, "silver", "a"), s.wait(t, "silver", "a")}
+		for _, waited := range []time.Duration{2500 * time.Millisecond, time.Hour / 2} {
+			r := s.request("silver", "a")
+			r.Waited = waited
+			a := s.start(t.Context(), r)
+			a.went()
+			all = append(all, a)
+		}
+		if got := order(t, first, all); !slices.Equal(got, []int{4, 0, 3, 1, 2}) {
+			t.Errorf("they went in the order %v", got)
+		}
+		s.atRest(t)
+	})
 }
 
 // TestTenantsWithoutEnd: names that clients make up do not fill the memory.

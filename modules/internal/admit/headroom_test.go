@@ -69,6 +69,48 @@ func TestDemandForgets(t *testing.T) {
 	}
 }
 
+// TestHeadroomBesideOthers: of what others have of the replicas nothing is left free, so half
+// of the rest goes.
+func TestHeadroomBesideOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := strict(t, 2, 8)
+		var burst []*Lease
+		for range 16 {
+			lease, err := s.gate.Acquire(t.Context(), s.request("silver", "a"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			burst = append(burst, lease)
+		}
+		for _, l := range burst {
+			l.Release(1)
+		}
+		scrape := func() { // others fill the first
+			s.engines[0].replica.SetStats(&fleet.Stats{At: time.Now(), Waiting: 0, Running: 8, KVUsage: 0})
+		}
+		scrape()
+		var low []*asked
+		for range 8 {
+			low = append(low, s.start(t.Context(), s.request("bronze", "b")))
+		}
+		for range 10 {
+			time.Sleep(time.Second)
+			scrape()
+		}
+		n := 0
+		for _, a := range low {
+			if a.went() {
+				n++
+				defer a.lease.Release(1)
+			}
+			defer a.cancel()
+		}
+		if n != 4 {
+			t.Errorf("%d of bronze run beside 8 slots of others", n)
+		}
+	})
+}
+
 // TestHeadroomByMemory: where memory is what is short, as many requests end as it holds, and
 // not as many as there are slots.
 func TestHeadroomByMemory(t *testing.T) {

@@ -166,7 +166,12 @@ func (s *set) leave(band int, q question, all *view, now time.Time) (closed []*c
 		if h == 0 {
 			continue
 		}
-		if v := s.lookAt(n.shared, now, q); v.free-all.need < min(h, math.Floor(v.slots/2), v.slots-all.takes) {
+		v := s.lookAt(n.shared, now, q)
+		low := float64(s.below(band))
+		if !math.IsInf(all.slots, 1) {
+			low *= v.slots / all.slots // how many of them are there nobody counts
+		}
+		if leaves, _ := v.bound(h, 0, int64(low), 0); v.free-all.need < min(leaves, v.slots-all.takes) {
 			closed = append(closed, n.shared...)
 		}
 	}
@@ -180,6 +185,14 @@ func (s *set) above(band int) (running, standing int64) {
 		running, standing = running+s.running[i], standing+s.standing[i]
 	}
 	return running, standing
+}
+
+// below returns how many slots requests of a band and of lower ones have.
+func (s *set) below(band int) (running int64) {
+	for _, n := range s.running[band:] {
+		running += n
+	}
+	return running
 }
 
 // went notes that a request of a band was let go.
@@ -252,7 +265,7 @@ func (s *set) mayGo(b *Band, band int, w *waiter, closed []*catalog.Endpoint, no
 		}
 		v = rest
 	}
-	leaves, spare := v.bound(h, spare)
+	leaves, spare := v.bound(h, spare, s.below(band), s.size.value)
 	if reason = v.judge(b, w.holds, leaves, spare); reason != "" || h == 0 || b.Ceiling >= Unlimited || math.IsInf(v.free, 1) {
 		return v, reason, time.Time{}
 	}

@@ -87,7 +87,7 @@ func (g *Gate) Explain(r *Request) Verdict {
 		out.Fallback = m.Name
 	}
 	slots, tokens, _ := s.headroom(w.band, now)
-	out.Headroom, out.HeadroomTokens = v.bound(slots, tokens)
+	out.Headroom, out.HeadroomTokens = v.bound(slots, tokens, s.below(w.band), s.size.value)
 	for i := range w.band + 1 {
 		out.Ahead += s.lanes[i].n
 	}

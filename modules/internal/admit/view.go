@@ -130,10 +130,13 @@ func (q question) kvLimit(tokensKnown bool) float64 {
 	return max(1, q.ceiling)
 }
 
-// bound bounds what is left free of slots and tokens: never more than half, or a
-// burst would leave replicas idle for long.
-func (v *view) bound(slots, tokens float64) (_, _ float64) {
-	return min(slots, math.Floor(v.slots/2)), min(tokens, v.allTokens/2)
+// bound bounds what a band leaves free of slots and tokens: never more than half of what it
+// could have with what is free, or a burst would leave replicas idle for long. What others
+// have is not its to leave: low is how many slots its requests and those of lower bands
+// have, of so many tokens each.
+func (v *view) bound(slots, tokens float64, low int64, size float64) (_, _ float64) {
+	own := float64(max(0, low))
+	return min(slots, math.Floor((v.free+own)/2)), min(tokens, (v.freeTokens+own*size)/2)
 }
 
 // judge is mayGo by what there is, with so many slots and tokens to leave free.

@@ -202,6 +202,38 @@ func TestRefusedByAFullReplica(t *testing.T) {
 	}
 }
 
+// TestWaitsWhenAllBecomeFull: a fallback serves those that wait already as well.
+func TestWaitsWhenAllBecomeFull(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := gated(t, 1, nil)
+		runs := w.ask(t, chatBody)
+		if err := runs.Admit(t.Context(), Class{}); err != nil || mustPick(t, runs).Replica.ID != "gpu1:8000" {
+			t.Fatal(err)
+		}
+		x, done := admitted(t, w, chatBody, Class{})
+		select {
+		case err := <-done:
+			t.Fatalf("it does not wait: %v", err)
+		default:
+		}
+		refused, _ := w.fleet.Find("gpu1:8000").Take(-1, 1)
+		refused.Refused("answered 503", time.Minute, time.Minute)
+		refused.Release()
+		time.Sleep(time.Second)
+		select {
+		case err := <-done:
+			if e := mustPick(t, x); err != nil || e.Replica.ID != "gpu2:8000" {
+				t.Errorf("it goes to %s: %v", e.Replica.ID, err)
+			}
+		default:
+			t.Error("it waits still, and the fallback is idle")
+		}
+		x.End()
+		runs.End()
+		w.atRest(t)
+	})
+}
+
 // TestRefusedByOneAfterAnother: that the first has room again by the time at which the
 // second has refused does not make it the client's affair.
 func TestRefusedByOneAfterAnother(t *testing.T) {
