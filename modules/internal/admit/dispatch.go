@@ -92,19 +92,31 @@ func earlier(a, b time.Time) time.Time {
 // band, and returns from where. Without, it returns when to look again, if that is a
 // matter of time. It needs mu.
 func (g *Gate) next(s *set, band int, now time.Time) (from *set, again time.Time) {
-	w := s.lanes[band].head()
-	// What a higher band waits for, this one does not take: no need to look again.
-	if w == nil || s.stuck == g.rounds && g.bands[band].Ceiling < Unlimited {
-		return nil, again
-	}
+	lane := &s.lanes[band]
 	for {
-		first, v, reason, again := g.turn(w, now)
+		w := s.head(band, now)
+		// What a higher band waits for, this one does not take: no need to look again.
+		if w == nil || s.stuck == g.rounds && g.bands[band].Ceiling < Unlimited {
+			return nil, again
+		}
+		if aside := lane.aside.first; aside != nil && aside.w != w { // w passes it, unless it can go
+			if from = g.try(aside.w, now); from != nil {
+				return from, again
+			}
+			again = earlier(again, aside.w.changes(now))
+		}
+		first, v, reason, when := g.turn(w, now)
+		if reason != "" && w.flow != nil && w.wide(reason) && !w.urgent(now) {
+			lane.setAside(w)
+			continue
+		}
+		again = earlier(again, when)
 		if reason != "" {
 			if !s.passes(w, reason, now) {
 				s.stuck = g.rounds
 			}
-			if w.slots > 1 && w.patient(now) {
-				again = earlier(again, w.since.Add(w.patience()+1))
+			if w.slots > 1 {
+				again = earlier(again, w.changes(now))
 			}
 			return nil, again
 		}
@@ -115,6 +127,46 @@ func (g *Gate) next(s *set, band int, now time.Time) (from *set, again time.Time
 	}
 }
 
+// try lets go one that was set aside, if it may. It returns from where, or nil. It needs mu.
+func (g *Gate) try(w *waiter, now time.Time) *set {
+	first, v, reason, _ := g.turn(w, now)
+	if reason != "" || first != w || !g.grant(w, v, now) {
+		return nil
+	}
+	return w.set
+}
+
+// head returns the request of a band that goes next, or nil: one that was set aside if there
+// is no other, or if it is urgent.
+func (s *set) head(band int, now time.Time) *waiter {
+	l := &s.lanes[band]
+	if k := l.aside.first; k != nil && (len(l.turn) == 0 || k.w.urgent(now)) {
+		return k.w
+	}
+	return l.head()
+}
+
+// changes returns when w will be content with less, zero if it will not.
+func (w *waiter) changes(now time.Time) time.Time {
+	switch {
+	case w.patient(now):
+		return w.since.Add(w.patience() + 1)
+	case !w.urgent(now):
+		return w.since.Add(agingShare*w.patience() + 1)
+	}
+	return time.Time{}
+}
+
+// wide reports whether a request waits for this reason since it takes many slots.
+func (w *waiter) wide(reason string) bool {
+	return w.slots > 1 && (reason == WaitSaturated || reason == WaitHeadroom)
+}
+
+// urgent reports whether a wide request has waited for so long that it holds up others, and
+// takes what is left free for higher bands: ten times as long as requests take. They have
+// the slots for nine tenths of the time then, as with [agingShare].
+func (w *waiter) urgent(now time.Time) bool { return now.Sub(w.since) > agingShare*w.patience() }
+
 // patience is as long as requests take of late.
 func (w *waiter) patience() time.Duration {
 	return time.Duration(min(w.set.held.value, longest.Seconds()) * float64(time.Second))
@@ -122,15 +174,14 @@ func (w *waiter) patience() time.Duration {
 
 // patient reports whether a request has waited for no longer than that. Until then it
 // insists on all the slots that it takes. Where higher bands have some of them all the
-// time that never comes: so it goes with half of them then, which is what lower bands
-// leave free at most, and what it lacks waits in the engine.
+// time that never comes: so it goes with half of them then, and what it lacks waits in the
+// engine.
 func (w *waiter) patient(now time.Time) bool { return now.Sub(w.since) <= w.patience() }
 
 // passes reports whether lower bands go on while w waits for this reason: for a while,
 // if it is a large one, which waits for room in a KV cache or for many slots.
 func (s *set) passes(w *waiter, reason string, now time.Time) bool {
-	large := reason == WaitTokens || w.slots > 1 && (reason == WaitSaturated || reason == WaitHeadroom)
-	return large && w.patient(now)
+	return reason == WaitTokens && w.patient(now) || w.wide(reason) && !w.urgent(now)
 }
 
 // owed returns the head of a band whose turn it is although higher ones wait, or have
@@ -139,7 +190,7 @@ func (s *set) passes(w *waiter, reason string, now time.Time) bool {
 func (g *Gate) owed(s *set, band int, now time.Time) *waiter {
 	oldest, aging := s.ages[band].first, g.bands[band].Aging
 	if s.turns[band] >= agingShare && oldest != nil && aging > 0 && now.Sub(oldest.w.since) >= aging {
-		return s.lanes[band].head()
+		return s.head(band, now)
 	}
 	return nil
 }
@@ -170,7 +221,7 @@ func (g *Gate) turnOf(w *waiter, now time.Time, hops int) (first *waiter, v view
 				if i < len(near) {
 					n = near[i]
 				}
-				other := n.set.lanes[band].head()
+				other := n.set.head(band, now)
 				if other == nil || band == w.band && !n.set.precedes(s, band) {
 					continue
 				}

@@ -14,6 +14,7 @@ type lane struct {
 	turn   heaped[*flow] // the tenants that wait, the one that goes next first
 	clock  float64       // the virtual time, in tokens
 	weight float64       // of the tenants that wait, together
+	aside  list          // those that others pass, by arrival; see setAside
 	n      int           // how many wait
 	tokens int64         // of all that wait
 	limit  int           // how many tenants it may remember before it forgets some
@@ -66,7 +67,17 @@ func (l *lane) push(w *waiter) {
 	heap.Push(&l.turn, f)
 }
 
-// head returns the request that goes next, or nil.
+// setAside lets others of the band pass a request that waits: w is out of its tenant's turns
+// then, and is charged like any other when it goes.
+func (l *lane) setAside(w *waiter) {
+	l.remove(w)
+	w.lane = l
+	l.n++
+	l.tokens += w.tokens
+	l.aside.add(&w.inFlow)
+}
+
+// head returns the request that goes next, of those that are not set aside, or nil.
 func (l *lane) head() *waiter {
 	if len(l.turn) == 0 {
 		return nil
@@ -83,6 +94,16 @@ func (l *lane) head() *waiter {
 // one request ahead of whoever is next.
 func (l *lane) serve(w *waiter) {
 	f, tokens := w.flow, float64(max(1, w.tokens))
+	if f == nil { // it was set aside
+		if f = l.flows[w.tenant]; f != nil {
+			f.next += tokens / w.weight
+			if f.index >= 0 {
+				heap.Fix(&l.turn, f.index)
+			}
+		}
+		l.remove(w)
+		return
+	}
 	l.clock = max(l.clock, f.next)
 	moved := l.clock + tokens/l.weight
 	f.next += tokens / w.weight
@@ -95,11 +116,15 @@ func (l *lane) serve(w *waiter) {
 // remove takes a request out.
 func (l *lane) remove(w *waiter) {
 	f := w.flow
-	f.list.remove(&w.inFlow)
 	l.n--
-	f.tokens -= w.tokens
 	l.tokens -= w.tokens
 	w.lane, w.flow = nil, nil
+	if f == nil {
+		l.aside.remove(&w.inFlow)
+		return
+	}
+	f.list.remove(&w.inFlow)
+	f.tokens -= w.tokens
 	if f.list.first != nil {
 		f.seq = f.list.first.w.seq
 		heap.Fix(&l.turn, f.index)

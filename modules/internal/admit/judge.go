@@ -45,7 +45,7 @@ func (g *Gate) judge(w *waiter, now time.Time) (p prospect) {
 	case w.hopeless(p.reason):
 		p.refused = ReasonNoReplica
 		return p
-	case p.reason == "" && s.lanes[w.band].n > 0:
+	case p.reason == "" && s.before(w, now):
 		p.reason = WaitTurn
 	case p.reason == "":
 		var first *waiter
@@ -65,6 +65,12 @@ func (g *Gate) judge(w *waiter, now time.Time) (p prospect) {
 		p.refused = ReasonFull
 	}
 	return p
+}
+
+// before reports whether others of its band wait before a request that comes now.
+func (s *set) before(w *waiter, now time.Time) bool {
+	l := &s.lanes[w.band]
+	return l.n > l.aside.n || l.n > 0 && l.aside.first.w.urgent(now)
 }
 
 // hopeless reports whether it is not worth to begin to wait for this reason.

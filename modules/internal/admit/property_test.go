@@ -90,7 +90,14 @@ func gateProperties(t *rapid.T) {
 		defer g.unlock()
 		for _, o := range g.sets {
 			for band := range g.bands {
-				if w := o.lanes[band].head(); w != nil {
+				next := []*waiter{o.head(band, time.Now())}
+				if aside := o.lanes[band].aside.first; aside != nil {
+					next = append(next, aside.w)
+				}
+				for _, w := range next {
+					if w == nil {
+						continue
+					}
 					if _, _, why, _ := g.turn(w, time.Now()); why == "" {
 						return w
 					}

@@ -171,7 +171,7 @@ func (s *set) leave(band int, q question, all *view, now time.Time) (closed []*c
 		if !math.IsInf(all.slots, 1) {
 			low *= v.slots / all.slots // how many of them are there nobody counts
 		}
-		if leaves, _ := v.bound(h, 0, int64(low), 0); v.free-all.need < min(leaves, v.slots-all.takes) {
+		if leaves, _ := v.bound(h, 0, int64(low), 0); v.free-all.need < min(leaves, v.slots-(all.slots-all.spared())) {
 			closed = append(closed, n.shared...)
 		}
 	}
@@ -251,7 +251,7 @@ const (
 // It needs mu.
 func (s *set) mayGo(b *Band, band int, w *waiter, closed []*catalog.Endpoint, now time.Time) (v view, reason string, again time.Time) {
 	h, spare, higher := s.headroom(band, now)
-	q := question{slots: w.slots, hasty: !w.patient(now), tokens: w.holds, ceiling: b.Ceiling, higher: higher, low: b.low}
+	q := question{slots: w.slots, hasty: !w.patient(now), urgent: w.slots > 1 && w.urgent(now), tokens: w.holds, ceiling: b.Ceiling, higher: higher, low: b.low}
 	v = s.look(now, q)
 	s.measure(&v)
 	if higher && b.Ceiling < Unlimited && v.ready > 0 {

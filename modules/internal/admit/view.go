@@ -15,6 +15,7 @@ import (
 type view struct {
 	ready, full int     // replicas that take work, and that have said they are full
 	own         float64 // saturation of the best one's queue, with the request
+	urgent      bool    // as in the question
 	free, slots float64 // how many more they can run at once, and in all; infinite if nobody knows
 	fits        bool    // one of them has room for the tokens, or nothing to do
 	room        float64 // the most tokens that one of all can ever hold; infinite if one does not say
@@ -39,6 +40,7 @@ const trusted = 16
 type question struct {
 	slots   int64   // that the request takes
 	hasty   bool    // it goes with half of them, or of a replica's
+	urgent  bool    // it may take what is left free for higher bands
 	tokens  int64   // that it will hold
 	ceiling float64 // of its band
 	higher  bool    // higher bands have needed slots of late
@@ -54,7 +56,7 @@ func (s *set) look(now time.Time, q question) view { return s.lookAt(s.endpoints
 func (s *set) lookAt(endpoints []*catalog.Endpoint, now time.Time, q question) view {
 	var v view
 	bestFree, bestLoad := -1.0, math.Inf(1)
-	v.own = math.Inf(1)
+	v.own, v.urgent = math.Inf(1), q.urgent
 	for _, e := range endpoints {
 		l := e.Replica.Load(now, e.Slots)
 		room := l.Tokens.Or(math.Inf(1))
@@ -154,8 +156,17 @@ func (v *view) judge(b *Band, tokens int64, slots, spare float64) string {
 		return WaitSaturated
 	case tokens > 0 && !v.idle && v.freeTokens-float64(tokens) < spare:
 		return WaitHeadroom
-	case slots > 0 && v.free-v.need < min(slots, v.slots-v.takes): // a wide one takes what would be left free, too
+	case slots > 0 && v.free-v.need < min(slots, v.spared()):
 		return WaitHeadroom
 	}
 	return ""
+}
+
+// spared returns how many slots can be left free with the request: none of a replica, if it
+// takes all of them and is to go.
+func (v *view) spared() float64 {
+	if v.urgent {
+		return v.slots - v.takes
+	}
+	return v.slots - v.need
 }

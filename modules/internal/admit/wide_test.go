@@ -73,10 +73,11 @@ func TestWideBesideHigherBands(t *testing.T) {
 	}
 }
 
-// TestWideBesideBursts: half of the slots is all that is ever left free, and it takes that.
+// TestWideBesideBursts: one that would take what is left free for higher bands lets others of
+// its band pass, and takes it after ten times as long as requests take.
 func TestWideBesideBursts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, stop := busy(t, 8, 1)
+		s, stop := busy(t, 8, 3)
 		for range 5 { // so four slots are left free
 			var burst []*Lease
 			for range 4 {
@@ -94,7 +95,21 @@ func TestWideBesideBursts(t *testing.T) {
 		r := s.request("bronze", "a")
 		r.Sequences = 8
 		wide := s.start(t.Context(), r)
-		time.Sleep(2 * time.Second)
+		if wide.went() {
+			t.Fatal("it goes at once, into what is left free")
+		}
+		for range 8 { // others of its band pass it
+			narrow := s.start(t.Context(), s.request("bronze", "b"))
+			if !narrow.went() {
+				t.Error("one of its band waits behind it")
+			}
+			time.Sleep(time.Second)
+			narrow.lease.Release(50)
+			if wide.went() {
+				t.Fatal("it goes into what is left free")
+			}
+		}
+		time.Sleep(4 * time.Second)
 		if !wide.went() {
 			t.Errorf("it waits: %+v", s.gate.Explain(r))
 		}
