@@ -113,18 +113,6 @@ func BenchmarkDispatchModels(b *testing.B) {
 		for _, models := range []int{1, 10, 100} {
 			b.Run(fmt.Sprintf("%d,shared=%v", models, shared), func(b *testing.B) {
 				s := strict(b, max(8, models), 1)
-				g := s.gate
-				enter := func(m *catalog.Model) (*Lease, *waiter) {
-					g.lock()
-					defer g.unlock()
-					r := s.request("silver", "a")
-					r.Model = m
-					lease, w, err := g.enter(r, time.Now())
-					if err != nil {
-						b.Fatal(err)
-					}
-					return lease, w
-				}
 				var running []*Lease
 				var waiting []*waiter
 				for i := range models {
@@ -134,7 +122,7 @@ func BenchmarkDispatchModels(b *testing.B) {
 						m.Endpoints, m.KVCeiling = s.model.Endpoints[:8], 0.5+float64(i)/1000
 					}
 					for {
-						lease, w := enter(&m)
+						lease, w := s.enter(b, &m)
 						if w != nil {
 							waiting = append(waiting, w)
 							break
@@ -150,7 +138,7 @@ func BenchmarkDispatchModels(b *testing.B) {
 						i = slices.IndexFunc(waiting, func(w *waiter) bool { return isClosed(w.ready) })
 					}
 					running = append(running, waiting[i].lease)
-					_, waiting[i] = enter(waiting[i].model)
+					_, waiting[i] = s.enter(b, waiting[i].model)
 				}
 			})
 		}
@@ -172,18 +160,6 @@ func BenchmarkDispatchOverlap(b *testing.B) {
 				}
 				all = append(all, &m)
 			}
-			g := s.gate
-			enter := func(m *catalog.Model) (*Lease, *waiter) {
-				g.lock()
-				defer g.unlock()
-				r := s.request("silver", "a")
-				r.Model = m
-				lease, w, err := g.enter(r, time.Now())
-				if err != nil {
-					b.Fatal(err)
-				}
-				return lease, w
-			}
 			var running []*Lease
 			waiting := make(map[*catalog.Model]*waiter)
 			for len(waiting) < models {
@@ -191,7 +167,7 @@ func BenchmarkDispatchOverlap(b *testing.B) {
 					if waiting[m] != nil {
 						continue
 					}
-					lease, w := enter(m)
+					lease, w := s.enter(b, m)
 					if waiting[m] = w; w == nil {
 						running = append(running, lease)
 						delete(waiting, m)
@@ -211,10 +187,10 @@ func BenchmarkDispatchOverlap(b *testing.B) {
 						}
 						went = true
 						running = append(running, w.lease)
-						lease, again := enter(m)
+						lease, again := s.enter(b, m)
 						for lease != nil {
 							running = append(running, lease)
-							lease, again = enter(m)
+							lease, again = s.enter(b, m)
 						}
 						waiting[m] = again
 					}
@@ -222,6 +198,19 @@ func BenchmarkDispatchOverlap(b *testing.B) {
 			}
 		})
 	}
+}
+
+// enter asks for a request to a model, and returns its lease, or the request if it waits.
+func (s *site) enter(b *testing.B, m *catalog.Model) (*Lease, *waiter) {
+	s.gate.lock()
+	defer s.gate.unlock()
+	r := s.request("silver", "a")
+	r.Model = m
+	lease, w, err := s.gate.enter(r, time.Now())
+	if err != nil {
+		b.Fatal(err)
+	}
+	return lease, w
 }
 
 func isClosed(c chan struct{}) bool {

@@ -155,7 +155,7 @@ func (g *Gate) find(m *catalog.Model, now time.Time) *set {
 	s := g.sets[key]
 	if s == nil {
 		g.forget(now)
-		s = newSet(m, g.bands)
+		s = newSet(m, len(g.bands))
 		s.front.Store(newFront(g.bands, g.shut))
 		if o := g.latest[m.Name]; o != nil {
 			others := false

@@ -68,10 +68,11 @@ func (g *Gate) round(sets []*set, now time.Time) (more bool, again time.Time) {
 			went = false
 			slices.SortStableFunc(sets, func(a, b *set) int { return cmp.Compare(a.tags[band].start, b.tags[band].start) })
 			for _, s := range sets {
-				from, when := g.next(s, band, now)
+				var when time.Time
+				went, when = g.next(s, band, now)
 				again = earlier(again, when)
-				if from != nil {
-					went, more = true, more || len(sets) > 1
+				if went {
+					more = more || len(sets) > 1
 					break // it may be another's turn
 				}
 			}
@@ -88,20 +89,20 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// next lets the first request of a band go, if it is its turn, or one of a higher
-// band, and returns from where. Without, it returns when to look again, if that is a
-// matter of time. It needs mu.
-func (g *Gate) next(s *set, band int, now time.Time) (from *set, again time.Time) {
+// next lets the first request of a band go, if it is its turn, or one that is before it,
+// and returns whether one went, and when to look again, if that is a matter of time. It
+// needs mu.
+func (g *Gate) next(s *set, band int, now time.Time) (went bool, again time.Time) {
 	lane := &s.lanes[band]
 	for {
 		w := s.head(band, now)
 		// What a higher band waits for, this one does not take: no need to look again.
 		if w == nil || s.stuck == g.rounds && g.bands[band].Ceiling < Unlimited {
-			return nil, again
+			return false, again
 		}
 		if aside := lane.aside.first; aside != nil && aside.w != w { // w passes it, unless it can go
-			if from = g.try(aside.w, now); from != nil {
-				return from, again
+			if first, v, reason, _ := g.turn(aside.w, now); reason == "" && first == aside.w && g.grant(first, v, now) {
+				return true, again
 			}
 			again = earlier(again, aside.w.changes(now))
 		}
@@ -112,28 +113,18 @@ func (g *Gate) next(s *set, band int, now time.Time) (from *set, again time.Time
 		}
 		again = earlier(again, when)
 		if reason != "" {
-			if !s.passes(w, reason, now) {
+			if !w.passed(reason, now) {
 				s.stuck = g.rounds
 			}
 			if w.slots > 1 {
 				again = earlier(again, w.changes(now))
 			}
-			return nil, again
+			return false, again
 		}
-		from = first.set // a grant takes it out
 		if g.grant(first, v, now) {
-			return from, again
+			return true, again
 		}
 	}
-}
-
-// try lets go one that was set aside, if it may. It returns from where, or nil. It needs mu.
-func (g *Gate) try(w *waiter, now time.Time) *set {
-	first, v, reason, _ := g.turn(w, now)
-	if reason != "" || first != w || !g.grant(w, v, now) {
-		return nil
-	}
-	return w.set
 }
 
 // head returns the request of a band that goes next, or nil: one that was set aside if there
@@ -178,9 +169,9 @@ func (w *waiter) patience() time.Duration {
 // engine.
 func (w *waiter) patient(now time.Time) bool { return now.Sub(w.since) <= w.patience() }
 
-// passes reports whether lower bands go on while w waits for this reason: for a while,
+// passed reports whether lower bands go on while w waits for this reason: for a while,
 // if it is a large one, which waits for room in a KV cache or for many slots.
-func (s *set) passes(w *waiter, reason string, now time.Time) bool {
+func (w *waiter) passed(reason string, now time.Time) bool {
 	return reason == WaitTokens && w.patient(now) || w.wide(reason) && !w.urgent(now)
 }
 
@@ -211,11 +202,10 @@ func (g *Gate) turn(w *waiter, now time.Time) (first *waiter, v view, reason str
 const maxHops = 1
 
 func (g *Gate) turnOf(w *waiter, now time.Time, hops int) (first *waiter, v view, reason string, again time.Time) {
-	s, b, own := w.set, &g.bands[w.band], neighbour{set: w.set, covers: true}
+	s, b, near, own := w.set, &g.bands[w.band], w.set.neighbours(), neighbour{set: w.set, covers: true}
 	var closed []*catalog.Endpoint
 	if b.Ceiling < Unlimited {
 		for band := range w.band + 1 {
-			near := s.neighbours()
 			for i := range len(near) + 1 {
 				n := own
 				if i < len(near) {
@@ -235,7 +225,7 @@ func (g *Gate) turnOf(w *waiter, now time.Time, hops int) (first *waiter, v view
 				switch {
 				case reason == "":
 					return first, v, "", again
-				case n.set.passes(other, reason, now) || band == w.band && other.stalls(now):
+				case other.passed(reason, now) || band == w.band && other.stalls(now):
 				case n.covers:
 					return nil, v, WaitTurn, again
 				default:

@@ -41,7 +41,7 @@ func (f *flow) before(o *flow) bool {
 	return f.seq < o.seq
 }
 
-// push adds a request at the end of its tenant's.
+// push adds a request to its tenant's, behind those that came before it.
 func (l *lane) push(w *waiter) {
 	if l.flows == nil {
 		l.flows = make(map[string]*flow)
@@ -68,7 +68,7 @@ func (l *lane) push(w *waiter) {
 }
 
 // setAside lets others of the band pass a request that waits: w is out of its tenant's turns
-// then, and is charged like any other when it goes.
+// then. When it goes its tenant is charged, if others of it wait or it is remembered.
 func (l *lane) setAside(w *waiter) {
 	l.remove(w)
 	w.lane = l
@@ -145,8 +145,8 @@ const (
 	// minIdle is how many tenants without a request a lane remembers before it
 	// looks for those that it may forget.
 	minIdle = 1024
-	// maxIdle is how many it remembers at most. With names that clients make up
-	// there is no end of them, and the clock stands still while each is new.
+	// maxIdle is how many it remembers at most: with names that clients make up there
+	// is no end of them.
 	maxIdle = 1 << 16
 )
 
@@ -193,21 +193,16 @@ type link struct {
 // if it has waited already.
 func (l *list) add(k *link) {
 	l.n++
-	switch next := l.behind(k); next {
-	case nil:
-		if k.prev = l.last; k.prev != nil {
-			k.prev.next = k
-		} else {
-			l.first = k
-		}
+	k.prev, k.next = l.last, l.behind(k)
+	if k.next != nil {
+		k.prev, k.next.prev = k.next.prev, k
+	} else {
 		l.last = k
-	default:
-		if k.next, k.prev = next, next.prev; k.prev != nil {
-			k.prev.next = k
-		} else {
-			l.first = k
-		}
-		next.prev = k
+	}
+	if k.prev != nil {
+		k.prev.next = k
+	} else {
+		l.first = k
 	}
 }
 

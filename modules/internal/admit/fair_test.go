@@ -160,17 +160,17 @@ func TestWhoHasWaitedIsBeforeOthers(t *testing.T) {
 func TestTenantsWithoutEnd(t *testing.T) {
 	var l lane
 	seq := uint64(0)
-	push := func(tenant string) *waiter {
+	push := func(tenant string, weight float64) *waiter {
 		seq++
-		w := &waiter{tenant: tenant, weight: 1, needs: needs{tokens: 100}, seq: seq}
+		w := &waiter{tenant: tenant, weight: weight, needs: needs{tokens: 100}, seq: seq}
 		w.inFlow.w = w
 		l.push(w)
 		return w
 	}
-	push("first")
-	push("first") // one waits always
-	for i := range 3 * maxIdle {
-		push(fmt.Sprint(i))
+	push("first", 1)
+	push("first", 1) // one waits always
+	for i := range maxIdle + 2000 {
+		push(fmt.Sprint(i), 1e-9) // so little that the clock does not catch up with it
 		l.serve(l.head())
 	}
 	if most := maxIdle + len(l.turn) + 1; len(l.flows) > most {

@@ -216,7 +216,6 @@ func (g *Gate) enter(r *Request, now time.Time) (*Lease, *waiter, error) {
 		// Only now do others see that one waits, and leave notes of what they free; and with
 		// it lower bands may have less to leave free.
 		g.dispatch(now, g.around(s))
-		g.arm(now, p.again)
 		return nil, w, nil
 	}
 }

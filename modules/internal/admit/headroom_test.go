@@ -74,15 +74,7 @@ func TestDemandForgets(t *testing.T) {
 func TestHeadroomBesideOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := strict(t, 2, 8)
-		var burst []*Lease
-		for range 16 {
-			lease, err := s.gate.Acquire(t.Context(), s.request("silver", "a"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			burst = append(burst, lease)
-		}
-		for _, l := range burst {
+		for _, l := range s.burst(t, s.model, "silver", 16) {
 			l.Release(1)
 		}
 		scrape := func() { // others fill the first

@@ -27,7 +27,6 @@ func (g *Gate) newWaiter(r *Request, now time.Time) *waiter {
 type prospect struct {
 	refused Reason
 	reason  string
-	again   time.Time // when that ends, if it is a matter of time alone
 	view    view
 	// How long it would wait, 0 if it would not or that is not known.
 	wait time.Duration
@@ -37,7 +36,7 @@ type prospect struct {
 // needs mu.
 func (g *Gate) judge(w *waiter, now time.Time) (p prospect) {
 	s, b := w.set, &g.bands[w.band]
-	p.view, p.reason, p.again = s.mayGo(b, w.band, w, nil, now)
+	p.view, p.reason, _ = s.mayGo(b, w.band, w, nil, now)
 	switch {
 	case p.view.ready > 0 && float64(w.least) > p.view.room:
 		p.refused = ReasonTooLarge
@@ -47,9 +46,9 @@ func (g *Gate) judge(w *waiter, now time.Time) (p prospect) {
 		return p
 	case p.reason == "" && s.before(w, now):
 		p.reason = WaitTurn
-	case p.reason == "":
+	case p.reason == "" && len(g.active) > 0: // else nobody can stand before it
 		var first *waiter
-		if first, p.view, p.reason, p.again = g.turn(w, now); first != w {
+		if first, p.view, p.reason, _ = g.turn(w, now); first != w {
 			p.reason = WaitTurn
 		}
 	}

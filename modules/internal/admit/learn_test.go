@@ -73,14 +73,7 @@ func TestHeadroomAfterReload(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := strict(t, 1, 16)
-				var burst []*Lease
-				for range 3 {
-					lease, err := s.gate.Acquire(t.Context(), s.request("platinum", "a"))
-					if err != nil {
-						t.Fatal(err)
-					}
-					burst = append(burst, lease)
-				}
+				burst := s.burst(t, s.model, "platinum", 3)
 				reload(t, s)
 				for _, l := range burst { // those of before end with what counted them
 					l.Release(1)

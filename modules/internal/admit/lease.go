@@ -47,10 +47,19 @@ func (s *set) lease(g *Gate, w *waiter, v view, now time.Time) *Lease {
 		return nil
 	}
 	s.pace(w.band, v, now)
+	l := g.newLease(s, s.front.Load(), w.model, w.band, w.needs, &v, now, now.Sub(w.since))
+	l.name = w.name // its band may be gone since it came
+	return l
+}
+
+// newLease is the lease of what was reserved on the view's best replica, for a request of
+// a band of the front that has waited for so long.
+func (g *Gate) newLease(s *set, f *front, m *catalog.Model, band int, n needs, v *view, now time.Time, waited time.Duration) *Lease {
+	b := &f.bands[band]
 	return &Lease{
-		gate: g, set: s, model: w.model, at: now, waited: now.Sub(w.since), needs: w.needs,
-		need: v.need, load: v.load, ceiling: g.bands[w.band].Ceiling, closed: v.closed, replica: v.best,
-		engine: g.bands[w.band].EnginePriority, name: w.name, front: s.front.Load(), band: w.band,
+		gate: g, set: s, model: m, at: now, waited: waited, needs: n,
+		need: v.need, load: v.load, ceiling: b.Ceiling, closed: v.closed, replica: v.best,
+		engine: b.EnginePriority, name: b.Name, front: f, band: band,
 	}
 }
 

@@ -18,18 +18,7 @@ func TestHeadroomWhereItIsOfUse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := strict(t, 3, 8)
 		one := s.other(0, 1)
-		platinum := func() (all []*Lease) {
-			for range 3 {
-				r := s.request("platinum", "a")
-				r.Model = one
-				lease, err := s.gate.Acquire(t.Context(), r)
-				if err != nil {
-					t.Fatal(err)
-				}
-				all = append(all, lease)
-			}
-			return all
-		}
+		platinum := func() []*Lease { return s.burst(t, one, "platinum", 3) }
 		for _, l := range platinum() {
 			l.Release(1)
 		}

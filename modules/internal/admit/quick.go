@@ -110,11 +110,7 @@ func (g *Gate) pass(r *Request, now time.Time) *Lease {
 				return nil
 			}
 			f.arrive(band, now)
-			l := &Lease{
-				gate: g, set: s, model: r.Model, at: now, waited: r.Waited, needs: n,
-				need: v.need, load: v.load, ceiling: b.Ceiling, replica: v.best,
-				engine: b.EnginePriority, name: b.Name, front: f, band: band,
-			}
+			l := g.newLease(s, f, r.Model, band, n, &v, now, r.Waited)
 			l.begun = note{kind: noteBegan, lease: l, set: s}
 			g.note(&l.begun)
 			return l

@@ -101,21 +101,15 @@ func (g *Gate) refuse(w *waiter, reason Reason, wait time.Duration) *RejectedErr
 func (s *set) wait(w *waiter, b *Band, now time.Time) (d time.Duration, ok bool) {
 	seconds, ok := s.backlog(w, b, now)
 	higher, own := s.ahead(w)
-	if higher+own > 0 { // what higher bands take they will take again: is there anything left for its own?
-		if _, ok = s.rate(w.band, now); !ok {
+	if higher+own > 0 {
+		var rate float64
+		if rate, ok = s.rate(w.band, now); !ok { // higher bands leave it nothing, or nobody knows
 			return 0, false
 		}
-	}
-	for _, part := range []struct {
-		tokens int64
-		band   int // the rate is that of it and of those below
-	}{{higher, 0}, {own, w.band}} {
-		if part.tokens > 0 {
-			var rate float64
-			if rate, ok = s.rate(part.band, now); !ok {
-				return 0, false
-			}
-			seconds += float64(part.tokens) / rate
+		seconds += float64(own) / rate
+		if higher > 0 {
+			rate, _ = s.rate(0, now) // of the same and more
+			seconds += float64(higher) / rate
 		}
 	}
 	return time.Duration(min(seconds, longest.Seconds()) * float64(time.Second)), ok

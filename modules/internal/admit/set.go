@@ -86,8 +86,7 @@ func setKey(m *catalog.Model) string {
 	return b.String()
 }
 
-func newSet(m *catalog.Model, all []Band) *set {
-	bands := len(all)
+func newSet(m *catalog.Model, bands int) *set {
 	s := &set{
 		endpoints: m.Endpoints, target: m.TargetWaiting, kvCeiling: m.KVCeiling,
 		kvReserve: m.Admission.KVReserve,
@@ -167,11 +166,8 @@ func (s *set) leave(band int, q question, all *view, now time.Time) (closed []*c
 			continue
 		}
 		v := s.lookAt(n.shared, now, q)
-		low := float64(s.below(band))
-		if !math.IsInf(all.slots, 1) {
-			low *= v.slots / all.slots // how many of them are there nobody counts
-		}
-		if leaves, _ := v.bound(h, 0, int64(low), 0); v.free-all.need < min(leaves, v.slots-(all.slots-all.spared())) {
+		low := float64(s.below(band)) * v.slots / all.slots // how many of them are there nobody counts
+		if leaves, _ := v.bound(h, 0, int64(low), 0); v.free-all.need < min(leaves, v.slots-all.taken()) {
 			closed = append(closed, n.shared...)
 		}
 	}

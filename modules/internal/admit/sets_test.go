@@ -20,6 +20,21 @@ func (s *site) other(from, to int) *catalog.Model {
 	return &m
 }
 
+// burst lets so many requests of a band through that come at once.
+func (s *site) burst(t *testing.T, m *catalog.Model, band string, n int) (all []*Lease) {
+	t.Helper()
+	for range n {
+		r := s.request(band, "a")
+		r.Model = m
+		lease, err := s.gate.Acquire(t.Context(), r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, lease)
+	}
+	return all
+}
+
 // TestModelsTakeTurns: of two models that have replicas in common and more work than these
 // can do, in the same band, none starves the other, whichever was there first.
 func TestModelsTakeTurns(t *testing.T) {
@@ -188,18 +203,7 @@ func TestSlotsByTokens(t *testing.T) {
 func TestHeadroomForAnotherModel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := strict(t, 1, 16)
-		platinum := func() (all []*Lease) {
-			for range 3 {
-				r := s.request("platinum", "a")
-				r.Model = s.other(0, 1)
-				lease, err := s.gate.Acquire(t.Context(), r)
-				if err != nil {
-					t.Fatal(err)
-				}
-				all = append(all, lease)
-			}
-			return all
-		}
+		platinum := func() []*Lease { return s.burst(t, s.other(0, 1), "platinum", 3) }
 		for _, l := range platinum() {
 			l.Release(1)
 		}

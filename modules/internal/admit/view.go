@@ -156,17 +156,17 @@ func (v *view) judge(b *Band, tokens int64, slots, spare float64) string {
 		return WaitSaturated
 	case tokens > 0 && !v.idle && v.freeTokens-float64(tokens) < spare:
 		return WaitHeadroom
-	case slots > 0 && v.free-v.need < min(slots, v.spared()):
+	case slots > 0 && v.free-v.need < min(slots, v.slots-v.taken()):
 		return WaitHeadroom
 	}
 	return ""
 }
 
-// spared returns how many slots can be left free with the request: none of a replica, if it
-// takes all of them and is to go.
-func (v *view) spared() float64 {
+// taken returns how many slots the request takes of those that could be left free: all that
+// it will have in the end, if it is to go whatever that leaves.
+func (v *view) taken() float64 {
 	if v.urgent {
-		return v.slots - v.takes
+		return v.takes
 	}
-	return v.slots - v.need
+	return v.need
 }

@@ -76,6 +76,7 @@ type Exchange struct {
 	slot       fleet.Slot
 	lease      *admit.Lease
 	waited     time.Duration // in queues, until there was a lease
+	sentAfter  time.Duration // of these, before it was first handed to a replica
 	band       string        // as the gate has it, once it was asked
 	attempts   int
 	tried      []*fleet.Replica
@@ -220,7 +221,7 @@ func (x *Exchange) Sending() time.Time {
 	now := x.rt.Now()
 	x.Record(func(r *Result) {
 		if r.Sent.IsZero() {
-			r.Sent = now
+			r.Sent, x.sentAfter = now, x.queued()
 		}
 	})
 	return now
@@ -342,5 +343,5 @@ func (x *Exchange) Overhead() time.Duration {
 	if x.result.Sent.IsZero() {
 		return 0
 	}
-	return x.result.Sent.Sub(x.Start) - x.readTime - x.queued()
+	return x.result.Sent.Sub(x.Start) - x.readTime - x.sentAfter
 }

@@ -196,6 +196,7 @@ func TestRefusedByAFullFallback(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+		x.Sending()
 		if !x.Refusal(&openai.Error{Status: http.StatusTooManyRequests}) {
 			t.Fatal("the refusal is for the client")
 		}
@@ -206,6 +207,9 @@ func TestRefusedByAFullFallback(t *testing.T) {
 		}
 		if d := x.Queued(); d < time.Second {
 			t.Errorf("it says it waited %v", d)
+		}
+		if d := x.Overhead(); d != 0 {
+			t.Errorf("the gateway's own time is %v until the first attempt", d)
 		}
 		x.End()
 		time.Sleep(2 * time.Second)
