@@ -43,15 +43,7 @@ func (f *flow) before(o *flow) bool {
 
 // push adds a request to its tenant's, behind those that came before it.
 func (l *lane) push(w *waiter) {
-	if l.flows == nil {
-		l.flows = make(map[string]*flow)
-	}
-	f := l.flows[w.tenant]
-	if f == nil {
-		l.forget()
-		f = &flow{tenant: w.tenant, index: -1}
-		l.flows[w.tenant] = f
-	}
+	f := l.flow(w.tenant)
 	w.lane, w.flow = l, f
 	f.list.add(&w.inFlow)
 	l.n++
@@ -67,8 +59,22 @@ func (l *lane) push(w *waiter) {
 	heap.Push(&l.turn, f)
 }
 
+// flow returns the tenant's.
+func (l *lane) flow(tenant string) *flow {
+	f := l.flows[tenant]
+	if f == nil {
+		l.forget()
+		if l.flows == nil {
+			l.flows = make(map[string]*flow)
+		}
+		f = &flow{tenant: tenant, index: -1}
+		l.flows[tenant] = f
+	}
+	return f
+}
+
 // setAside lets others of the band pass a request that waits: w is out of its tenant's turns
-// then. When it goes its tenant is charged, if others of it wait or it is remembered.
+// then. When it goes its tenant is charged, if others wait.
 func (l *lane) setAside(w *waiter) {
 	l.remove(w)
 	w.lane = l
@@ -95,13 +101,15 @@ func (l *lane) head() *waiter {
 func (l *lane) serve(w *waiter) {
 	f, tokens := w.flow, float64(max(1, w.tokens))
 	if f == nil { // it was set aside
-		if f = l.flows[w.tenant]; f != nil {
-			f.next += tokens / w.weight
-			if f.index >= 0 {
-				heap.Fix(&l.turn, f.index)
-			}
-		}
 		l.remove(w)
+		if len(l.turn) == 0 {
+			return
+		}
+		f = l.flow(w.tenant)
+		f.next = max(f.next, l.clock) + tokens/w.weight
+		if f.index >= 0 {
+			heap.Fix(&l.turn, f.index)
+		}
 		return
 	}
 	l.clock = max(l.clock, f.next)

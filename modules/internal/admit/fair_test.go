@@ -137,6 +137,45 @@ func TestIdlingEarnsNothing(t *testing.T) {
 	}
 }
 
+// TestWhatWasSetAsideIsCharged: a tenant whose requests go past its turns takes its next turn
+// after those whose tokens they took, whether it is known by then or not.
+func TestWhatWasSetAsideIsCharged(t *testing.T) {
+	for _, known := range []bool{false, true} {
+		var l lane
+		seq := uint64(0)
+		push := func(tenant string, tokens int64) *waiter {
+			seq++
+			w := &waiter{tenant: tenant, weight: 1, needs: needs{tokens: tokens}, seq: seq}
+			w.inFlow.w = w
+			l.push(w)
+			return w
+		}
+		if known {
+			push("wide", 100)
+			l.serve(push("wide", 100))
+		}
+		wide := push("wide", 1000)
+		for range 20 {
+			push("narrow", 100)
+		}
+		l.setAside(wide)
+		l.serve(wide)
+		for range 9 {
+			push("wide", 100)
+		}
+		got := 0
+		for range 9 {
+			if l.head().tenant == "narrow" {
+				got++
+			}
+			l.serve(l.head())
+		}
+		if got < 8 {
+			t.Errorf("known %v: %d of 9 turns are the other's", known, got)
+		}
+	}
+}
+
 // TestWhoHasWaitedIsBeforeOthers of its tenant, when it comes again or from another model.
 func TestWhoHasWaitedIsBeforeOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
