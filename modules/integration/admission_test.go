@@ -161,6 +161,40 @@ func TestQ03_AnswersOfTheQueue(t *testing.T) {
 	}
 }
 
+// TestWaitsAreCountedOnce: a request that full engines refuse, and that has several turns, is
+// one that has waited, for all the time.
+func TestWaitsAreCountedOnce(t *testing.T) {
+	s := &slots{finish: make(chan struct{})}
+	refused := atomic.Int64{}
+	e := newEngine(t, func(w http.ResponseWriter, r *http.Request) {
+		if s.running.Load() > 0 && refused.Add(1) <= 2 {
+			w.Header().Set("Retry-After", "0")
+			http.Error(w, `{"error":{"message":"full"}}`, http.StatusServiceUnavailable)
+			return
+		}
+		s.serve(w, r)
+	})
+	g := start(t, "\t\tmodel m {\n\t\t\tendpoint "+e.Address+"\n\t\t}\n", "\tllm")
+	var wg sync.WaitGroup
+	wg.Go(func() { g.post(t, "/v1/chat/completions", request) })
+	eventually(t, "one runs", func() bool { return s.running.Load() == 1 })
+	wg.Go(func() {
+		if res, text := g.post(t, "/v1/chat/completions", request); res.StatusCode != http.StatusOK {
+			t.Errorf("%s %s", res.Status, text)
+		}
+	})
+	eventually(t, "it was refused twice and runs", func() bool { return refused.Load() >= 2 && s.running.Load() == 2 })
+	close(s.finish)
+	wg.Wait()
+	eventually(t, "it is counted", func() bool {
+		n, _ := g.metric(t, `llmgw_outcomes_total{model="m",outcome="ok"}`)
+		return n == 2
+	})
+	if n, _ := g.metric(t, `llmgw_admission_wait_seconds_count{band="silver"}`); n != 1 {
+		t.Errorf("%v are counted as having waited", n)
+	}
+}
+
 // TestPriorityScheduling: where the engine schedules by it, a request has the priority
 // of its band, whatever the client sent; elsewhere nothing is touched.
 func TestPriorityScheduling(t *testing.T) {

@@ -77,6 +77,8 @@ var defaultAdmission = catalog.Admission{
 
 // The bounds of admission settings: beyond these a config means something else.
 const (
+	minTarget    = 0.001
+	minCeiling   = 0.001
 	maxTarget    = 10_000
 	maxReserve   = 0.9
 	maxWaits     = 10_000_000
@@ -97,11 +99,11 @@ func (c *Admission) apply(m *catalog.Model) error {
 		}
 	}
 	if c.TargetWaiting != 0 {
-		check(c.TargetWaiting > 0 && c.TargetWaiting <= maxTarget, "target_waiting %v: must be above 0 and at most %d", c.TargetWaiting, maxTarget)
+		check(c.TargetWaiting >= minTarget && c.TargetWaiting <= maxTarget, "target_waiting %v: must be from %v to %d", c.TargetWaiting, minTarget, maxTarget)
 		m.TargetWaiting = c.TargetWaiting
 	}
 	if c.KVCeiling != 0 {
-		check(c.KVCeiling > 0 && c.KVCeiling <= 1, "kv_ceiling %v: must be above 0 and at most 1", c.KVCeiling)
+		check(c.KVCeiling >= minCeiling && c.KVCeiling <= 1, "kv_ceiling %v: must be from %v to 1", c.KVCeiling, minCeiling)
 		m.KVCeiling = c.KVCeiling
 	}
 	if c.KVReserve != nil {

@@ -123,7 +123,10 @@ func (c *Admission) option(d *caddyfile.Dispenser) error {
 		}
 		return nil
 	case "aggregate":
-		return oneArg(d, &c.Aggregate)
+		if err := oneArg(d, &c.Aggregate); err != nil || c.Aggregate != "" {
+			return err
+		}
+		return d.Err("aggregate: use mean or p90")
 	case "replica_wait":
 		return durationArg(d, time.Millisecond, &c.ReplicaWait)
 	default:

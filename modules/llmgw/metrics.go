@@ -84,7 +84,7 @@ func newMetrics(f *fleet.Fleet, budget *exchange.Budget, gate *admit.Gate) *metr
 		}, func() float64 { return float64(budget.Used()) }),
 		waits: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "llmgw_admission_wait_seconds", Buckets: secondsBuckets,
-			Help: "How long requests that waited for their turn did, by band.",
+			Help: "How long requests waited, in all their turns, that were let through after a wait, by band.",
 		}, []string{"band"}),
 		rejected: counter("admission_rejected_total", "Requests that were not let through, by band and reason.", "band", "reason"),
 		live:     newLiveCollector(f, gate),
@@ -169,6 +169,9 @@ func (m *metrics) ended(x *exchange.Exchange) {
 	if !res.Sent.IsZero() {
 		m.overhead.Observe(x.Overhead().Seconds())
 	}
+	if d := x.Queued(); d > 0 && x.Granted() {
+		m.waits.WithLabelValues(x.Band()).Observe(d.Seconds())
+	}
 	if n := x.Attempts(); n > 1 {
 		m.retries.WithLabelValues(mm.name).Add(float64(n - 1))
 	}
@@ -182,11 +185,6 @@ func (m *metrics) picked(x *exchange.Exchange, failure string) {
 	if failure != "" {
 		m.failures.WithLabelValues(m.model(x.ModelName()).name, failure).Inc()
 	}
-}
-
-// waited counts a request that has waited for its turn. It is for the gate.
-func (m *metrics) waited(_, band string, d time.Duration) {
-	m.waits.WithLabelValues(band).Observe(d.Seconds())
 }
 
 // notAdmitted counts a request that was not let through. It is for the gate.

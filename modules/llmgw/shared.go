@@ -38,7 +38,7 @@ func holdShared() (*shared, error) {
 	v, _, err := pool.LoadOrNew(sharedKey, func() (caddy.Destructor, error) {
 		f, b, g := fleet.New(now), exchange.NewBudget(bodyBudget), admit.NewGate(now)
 		m := newMetrics(f, b, g)
-		g.Waited, g.Refused = m.waited, m.notAdmitted
+		g.Refused = m.notAdmitted
 		return &shared{fleet: f, budget: b, gate: g, retry: exchange.NewRetryBudget(), scraper: scrape.New(logger, now), metrics: m}, nil
 	})
 	if err != nil {

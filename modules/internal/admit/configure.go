@@ -33,9 +33,7 @@ func (g *Gate) Configure(bands []Band, resolve func(name string) *catalog.Model)
 	since := make(map[*set]busyPeriod)
 	for _, w := range waiting {
 		since[w.set] = w.set.busy
-		if w.ahead = 0; w.flow != nil {
-			w.ahead = max(0, w.flow.next-w.lane.clock) // else its tenant would be the next at each reload
-		}
+		w.ahead = max(0, w.flow.next-w.lane.clock) // else its tenant would be the next at each reload
 	}
 	for _, w := range waiting {
 		g.dequeue(w, false)

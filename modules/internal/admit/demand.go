@@ -20,7 +20,7 @@ type demand struct {
 	at    time.Time // when level was right; the last arrival
 	free  levels    // of the bucket
 	used  levels    // how many slots they had
-	size  average   // of the requests, in tokens that they hold
+	size  average   // of the requests, in tokens that they hold in each slot
 }
 
 // levels are how often each level was seen of late. What is new weighs more and more,
@@ -72,7 +72,7 @@ const (
 // hold so many tokens; rate is how many slots are freed a second while all are taken, 0
 // if that is not known.
 func (d *demand) arrive(now time.Time, rate float64, slots, used, tokens int64) {
-	d.size.add(float64(tokens), recent)
+	d.size.add(float64(tokens)/float64(slots), recent)
 	if d.at.IsZero() {
 		d.at = now
 	}
@@ -148,13 +148,15 @@ func (s *set) rate(band int, now time.Time) (tokens float64, ok bool) {
 	}
 	// The bucket of the second that is over next is in use again.
 	start := now.Add(-(drainWindow - 1) * time.Second).Truncate(time.Second)
-	if c.since.After(start) {
-		start = c.since
+	// What ended in the second in which they began to wait may have ended before.
+	began := c.since.Add(time.Second - 1).Truncate(time.Second)
+	if began.After(start) {
+		start = began
 	}
 	span := now.Sub(start).Seconds()
 	// Until most of those have ended that ran when requests began to wait, what ended
 	// were the short ones.
-	if span < 1 || c.left > c.before/10 && c.since.Equal(start) {
+	if span < 1 || c.left > c.before/10 && began.Equal(start) {
 		return 0, false
 	}
 	first := start.Unix()

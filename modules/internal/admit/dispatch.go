@@ -52,13 +52,7 @@ func (g *Gate) round(sets []*set, now time.Time) (more bool, again time.Time) {
 	g.rounds++
 	for _, s := range sets {
 		for band := len(g.bands) - 1; band > 0; band-- {
-			w := g.owed(s, band, now)
-			if w == nil {
-				continue
-			}
-			v, reason, _ := s.mayGo(&g.top, 0, w, nil, now)
-			v.headroom, _, _ = s.headroom(band, now) // it is paced as its own band is
-			if reason == "" && g.grant(w, v, now) {
+			if g.repay(s, band, now) {
 				more = more || len(sets) > 1
 			}
 		}
@@ -95,29 +89,29 @@ func earlier(a, b time.Time) time.Time {
 func (g *Gate) next(s *set, band int, now time.Time) (went bool, again time.Time) {
 	lane := &s.lanes[band]
 	for {
+		again = earlier(again, s.insist(band, now))
 		w := s.head(band, now)
 		// What a higher band waits for, this one does not take: no need to look again.
 		if w == nil || s.stuck == g.rounds && g.bands[band].Ceiling < Unlimited {
 			return false, again
 		}
-		if aside := lane.aside.first; aside != nil && aside.w != w { // w passes it, unless it can go
-			if first, v, reason, _ := g.turn(aside.w, now); reason == "" && first == aside.w && g.grant(first, v, now) {
+		if aside := lane.passed(); aside != nil && aside != w { // w passes it, unless it can go
+			if first, v, reason, _ := g.turn(aside, now); reason == "" && first == aside && g.grant(first, v, now) {
 				return true, again
 			}
-			again = earlier(again, aside.w.changes(now))
 		}
 		first, v, reason, when := g.turn(w, now)
-		if reason != "" && w.flow != nil && w.wide(reason) && !w.urgent(now) {
+		if reason != "" && w.lane == lane && w.large(reason) {
 			lane.setAside(w)
 			continue
 		}
 		again = earlier(again, when)
 		if reason != "" {
-			if !w.passed(reason, now) {
-				s.stuck = g.rounds
+			if len(s.neighbours()) > 0 {
+				_, reason, _ = s.mayGo(&g.bands[band], band, w, nil, now)
 			}
-			if w.slots > 1 {
-				again = earlier(again, w.changes(now))
+			if s.waitFor(w, reason, now) {
+				s.stuck = g.rounds
 			}
 			return false, again
 		}
@@ -128,62 +122,45 @@ func (g *Gate) next(s *set, band int, now time.Time) (went bool, again time.Time
 }
 
 // head returns the request of a band that goes next, or nil: one that was set aside if there
-// is no other, or if it is urgent.
+// is no other, or while these hold up others.
 func (s *set) head(band int, now time.Time) *waiter {
 	l := &s.lanes[band]
-	if k := l.aside.first; k != nil && (len(l.turn) == 0 || k.w.urgent(now)) {
-		return k.w
+	if w := l.passed(); w != nil && (len(l.turn) == 0 || s.holding(band, now)) {
+		return w
 	}
 	return l.head()
 }
 
-// changes returns when w will be content with less, zero if it will not.
-func (w *waiter) changes(now time.Time) time.Time {
-	switch {
-	case w.patient(now):
-		return w.since.Add(w.patience() + 1)
-	case !w.urgent(now):
-		return w.since.Add(agingShare*w.patience() + 1)
-	}
-	return time.Time{}
-}
-
-// wide reports whether a request waits for this reason since it takes many slots.
-func (w *waiter) wide(reason string) bool {
-	return w.slots > 1 && (reason == WaitSaturated || reason == WaitHeadroom)
-}
-
-// urgent reports whether a wide request has waited for so long that it holds up others, and
-// takes what is left free for higher bands: ten times as long as requests take. They have
-// the slots for nine tenths of the time then, as with [agingShare].
-func (w *waiter) urgent(now time.Time) bool { return now.Sub(w.since) > agingShare*w.patience() }
-
-// patience is as long as requests take of late.
-func (w *waiter) patience() time.Duration {
-	return time.Duration(min(w.set.held.value, longest.Seconds()) * float64(time.Second))
-}
-
-// patient reports whether a request has waited for no longer than that. Until then it
-// insists on all the slots that it takes. Where higher bands have some of them all the
-// time that never comes: so it goes with half of them then, and what it lacks waits in the
-// engine.
-func (w *waiter) patient(now time.Time) bool { return now.Sub(w.since) <= w.patience() }
-
-// passed reports whether lower bands go on while w waits for this reason: for a while,
-// if it is a large one, which waits for room in a KV cache or for many slots.
-func (w *waiter) passed(reason string, now time.Time) bool {
-	return reason == WaitTokens && w.patient(now) || w.wide(reason) && !w.urgent(now)
-}
-
-// owed returns the head of a band whose turn it is although higher ones wait, or have
-// what is free left for them: its oldest has waited for too long, and enough of these
-// have gone meanwhile. It needs mu.
-func (g *Gate) owed(s *set, band int, now time.Time) *waiter {
+// repay lets one of a band go, as one of the highest, whose turn it is although higher ones
+// wait, or have what is free left for them: its oldest has waited for too long, and enough
+// of these have gone meanwhile. It returns whether one went. It needs mu.
+func (g *Gate) repay(s *set, band int, now time.Time) bool {
 	oldest, aging := s.ages[band].first, g.bands[band].Aging
-	if s.turns[band] >= agingShare && oldest != nil && aging > 0 && now.Sub(oldest.w.since) >= aging {
-		return s.head(band, now)
+	if s.turns[band] < agingShare || oldest == nil || aging == 0 || now.Sub(oldest.w.since) < aging {
+		return false
 	}
-	return nil
+	lane := &s.lanes[band]
+	try := func(w *waiter) (reason string) {
+		v, reason, _ := s.mayGo(&g.top, 0, w, nil, now)
+		v.headroom, _, _ = s.headroom(band, now) // it is paced as its own band is
+		if reason == "" && !g.grant(w, v, now) {
+			reason = WaitTurn // another took the room meanwhile
+		}
+		return reason
+	}
+	if w := lane.passed(); w != nil && try(w) == "" {
+		return true
+	}
+	for w := lane.head(); w != nil; w = lane.head() {
+		switch reason := try(w); {
+		case reason == "":
+			return true
+		case !w.large(reason):
+			return false
+		}
+		lane.setAside(w)
+	}
+	return false
 }
 
 // turn returns who goes if w, the first of its band, wants to: itself, or another that is
@@ -216,16 +193,19 @@ func (g *Gate) turnOf(w *waiter, now time.Time, hops int) (first *waiter, v view
 					continue
 				}
 				first = other
-				if n.set != s {
-					v, reason, again = n.set.mayGo(&g.bands[band], band, other, nil, now)
-				}
-				if n.set == s || reason == "" && hops < maxHops {
+				if n.set == s { // those before it were looked at by now
+					v, reason, again = s.mayGo(&g.bands[band], band, other, closed, now)
+				} else if v, reason, again = n.set.mayGo(&g.bands[band], band, other, nil, now); reason == "" && hops < maxHops {
 					first, v, reason, again = g.turnOf(other, now, hops+1)
 				}
-				switch {
-				case reason == "":
+				if reason == "" {
 					return first, v, "", again
-				case other.passed(reason, now) || band == w.band && other.stalls(now):
+				}
+				if n.set == s && len(closed) > 0 { // what it waits for itself
+					_, reason, _ = s.mayGo(&g.bands[band], band, other, nil, now)
+				}
+				switch {
+				case !s.waitFor(other, reason, now):
 				case n.covers:
 					return nil, v, WaitTurn, again
 				default:
@@ -241,20 +221,6 @@ func (g *Gate) turnOf(w *waiter, now time.Time, hops int) (first *waiter, v view
 // precedes reports whether it is this set's turn before another's in a band.
 func (s *set) precedes(o *set, band int) bool { return s.tags[band].start < o.tags[band].start }
 
-// stalls reports whether w, whose turn it is and which cannot go, could not for some times
-// as long as requests take: with lower thresholds, or what others have on its replicas,
-// that may never come. It notes when that began.
-func (w *waiter) stalls(now time.Time) bool {
-	if w.stuck.IsZero() {
-		w.stuck = now
-	}
-	return now.Sub(w.stuck) > stalled*max(w.patience(), time.Second)
-}
-
-// stalled is for how many times as long as requests take, or a second, one holds up those
-// of other sets that it precedes.
-const stalled = 4
-
 // grant lets a request through. It returns false if there is no room any more. It
 // needs mu.
 func (g *Gate) grant(w *waiter, v view, now time.Time) bool {
@@ -262,12 +228,12 @@ func (g *Gate) grant(w *waiter, v view, now time.Time) bool {
 	if lease == nil {
 		return false
 	}
+	if w.lane.of != nil {
+		w.set.tags[w.band].large.end(now)
+	}
 	g.dequeue(w, true)
 	w.set.went(w.band, w.needs)
 	w.lease = lease
-	if g.Waited != nil {
-		g.Waited(w.model.Name, w.name, now.Sub(w.since))
-	}
 	close(w.ready)
 	return true
 }
@@ -304,6 +270,7 @@ func (g *Gate) look() {
 	g.due = time.Time{}
 	now := g.now()
 	var gone []*waiter
+	serves := make(map[*catalog.Model]bool) // whether it has a replica that takes work
 	for _, s := range g.active {
 		v := s.look(now, question{})
 		if v.ready > 0 {
@@ -311,7 +278,7 @@ func (g *Gate) look() {
 		}
 		for i := range s.ages {
 			for k := s.ages[i].first; k != nil; k = k.next {
-				if (v.full > 0 || now.Sub(k.w.since) >= k.w.model.Admission.ReplicaWait) && k.w.fallback() != nil {
+				if (v.full > 0 || now.Sub(k.w.since) >= k.w.model.Admission.ReplicaWait) && k.w.fallback(serves) != nil {
 					gone = append(gone, k.w)
 				}
 			}

@@ -14,8 +14,9 @@ type lane struct {
 	turn   heaped[*flow] // the tenants that wait, the one that goes next first
 	clock  float64       // the virtual time, in tokens
 	weight float64       // of the tenants that wait, together
-	aside  list          // those that others pass, by arrival; see setAside
-	n      int           // how many wait
+	aside  *lane         // of those that others pass, see setAside; nil if there never were any
+	of     *lane         // whose aside this is, nil if it is none's
+	n      int           // how many wait, those set aside included
 	tokens int64         // of all that wait
 	limit  int           // how many tenants it may remember before it forgets some
 }
@@ -73,14 +74,16 @@ func (l *lane) flow(tenant string) *flow {
 	return f
 }
 
-// setAside lets others of the band pass a request that waits: w is out of its tenant's turns
-// then. When it goes its tenant is charged, if others wait.
+// setAside lets others of the band pass a request that waits: those that are set aside take
+// turns among themselves. When it goes its tenant is charged for it here, too, if others wait.
 func (l *lane) setAside(w *waiter) {
+	if l.aside == nil {
+		l.aside = &lane{of: l}
+	}
 	l.remove(w)
-	w.lane = l
 	l.n++
 	l.tokens += w.tokens
-	l.aside.add(&w.inFlow)
+	l.aside.push(w)
 }
 
 // head returns the request that goes next, of those that are not set aside, or nil.
@@ -89,6 +92,14 @@ func (l *lane) head() *waiter {
 		return nil
 	}
 	return l.turn[0].list.first.w
+}
+
+// passed returns the request that goes next of those that are set aside, or nil.
+func (l *lane) passed() *waiter {
+	if l.aside == nil {
+		return nil
+	}
+	return l.aside.head()
 }
 
 // serve removes a request because it goes, and charges its tenant.
@@ -100,24 +111,27 @@ func (l *lane) head() *waiter {
 // one request ahead of whoever is next.
 func (l *lane) serve(w *waiter) {
 	f, tokens := w.flow, float64(max(1, w.tokens))
-	if f == nil { // it was set aside
-		l.remove(w)
-		if len(l.turn) == 0 {
-			return
-		}
-		f = l.flow(w.tenant)
-		f.next = max(f.next, l.clock) + tokens/w.weight
-		if f.index >= 0 {
-			heap.Fix(&l.turn, f.index)
-		}
-		return
-	}
 	l.clock = max(l.clock, f.next)
 	moved := l.clock + tokens/l.weight
 	f.next += tokens / w.weight
 	l.remove(w)
 	if len(l.turn) > 0 {
 		l.clock = max(l.clock, min(moved, l.turn[0].next+tokens))
+	}
+	if l.of != nil {
+		l.of.charge(w.tenant, tokens/w.weight)
+	}
+}
+
+// charge moves a tenant's clock on for what it had beside its turns.
+func (l *lane) charge(tenant string, tokens float64) {
+	if len(l.turn) == 0 {
+		return
+	}
+	f := l.flow(tenant)
+	f.next = max(f.next, l.clock) + tokens
+	if f.index >= 0 {
+		heap.Fix(&l.turn, f.index)
 	}
 }
 
@@ -127,9 +141,9 @@ func (l *lane) remove(w *waiter) {
 	l.n--
 	l.tokens -= w.tokens
 	w.lane, w.flow = nil, nil
-	if f == nil {
-		l.aside.remove(&w.inFlow)
-		return
+	if l.of != nil {
+		l.of.n--
+		l.of.tokens -= w.tokens
 	}
 	f.list.remove(&w.inFlow)
 	f.tokens -= w.tokens
@@ -197,8 +211,9 @@ type link struct {
 	prev, next *link
 }
 
-// add adds a request behind those that came before it: at the end, or near the beginning
-// if it has waited already.
+// add adds a request behind those that came before it: at the end, or if it has waited
+// already, in another queue, at its place, for which it looks from the beginning: few have,
+// and those came long ago.
 func (l *list) add(k *link) {
 	l.n++
 	k.prev, k.next = l.last, l.behind(k)

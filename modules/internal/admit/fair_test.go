@@ -159,7 +159,7 @@ func TestWhatWasSetAsideIsCharged(t *testing.T) {
 			push("narrow", 100)
 		}
 		l.setAside(wide)
-		l.serve(wide)
+		wide.lane.serve(wide)
 		for range 9 {
 			push("wide", 100)
 		}

@@ -25,8 +25,8 @@ type Request struct {
 	Prompt, Output int64
 	// Holds says that a replica keeps them in its KV cache until it ends.
 	Holds bool
-	// Least is how many of them a replica must be able to keep at once, at least, or
-	// the request can never run; 0 means that nobody knows.
+	// Least is how many tokens of prompt and output a replica must be able to keep at once,
+	// or the request can never run; 0 means that nobody knows.
 	Least int64
 	// Sequences is how many the engine makes of it, each of which takes a slot: the
 	// choices, or the prompts of a list. 0 is 1.
@@ -35,9 +35,9 @@ type Request struct {
 	Bytes int64
 	// Waited is how long it has waited already, for another model.
 	Waited time.Duration
-	// Fallbacks are the models that serve it where this one cannot. While one of them has a
-	// replica that takes work, it does not begin to wait here while all are full, and for
-	// one that may be used it waits no longer than the model's ReplicaWait.
+	// Fallbacks are the models that may serve it instead. While one of these has a replica
+	// that takes work, the request is refused with [ReasonNoReplica] instead of queued if
+	// all replicas of its model are full, and after ReplicaWait if there is none.
 	Fallbacks []*catalog.Model
 	// Deadline is how long it cares to wait; 0 means the band's.
 	Deadline time.Duration
@@ -46,10 +46,8 @@ type Request struct {
 // Gate lets requests through. Safe for concurrent use.
 type Gate struct {
 	now func() time.Time
-	// Waited is called when a request was let through that has waited, Refused when one
-	// is refused. Nil means nobody cares. Both must be set before the first request and
-	// must not call the gate.
-	Waited  func(model, band string, d time.Duration)
+	// Refused is called when a request is refused. Nil means nobody cares. It must be set
+	// before the first request and must not call the gate.
 	Refused func(model, band string, reason Reason)
 
 	// What follows is for requests that nobody stands before: they take no lock.
@@ -97,15 +95,17 @@ type needs struct {
 
 // needs returns what a request takes. It needs no lock.
 func (s *set) needs(r *Request) needs {
-	n := needs{slots: max(1, r.Sequences), tokens: r.Prompt + s.expect(r.Output)}
+	n := needs{slots: max(1, r.Sequences)}
+	n.tokens = r.Prompt + s.expect(r.Output, n.slots)
 	if r.Holds {
 		n.holds = n.tokens
 	}
 	return n
 }
 
-// waiter is a request that waits. Its goroutine reads ready; all else is under
-// the gate's mu.
+// waiter is a request that waits. It is under the gate's mu, but for its goroutine, which
+// reads deadline once it is set, ready, and lease and err after ready is closed or after
+// leave.
 type waiter struct {
 	model  *catalog.Model
 	name   string // of its band
@@ -119,8 +119,7 @@ type waiter struct {
 	seq       uint64
 	since     time.Time
 	deadline  time.Time
-	byTTL     bool      // the deadline is the queue's, not the request's
-	stuck     time.Time // when it was its turn and it could not go
+	byTTL     bool // the deadline is the queue's, not the request's
 	fallbacks []*catalog.Model
 
 	set   *set

@@ -41,10 +41,10 @@ func (g *Gate) judge(w *waiter, now time.Time) (p prospect) {
 	case p.view.ready > 0 && float64(w.least) > p.view.room:
 		p.refused = ReasonTooLarge
 		return p
-	case w.hopeless(p.reason):
+	case w.elsewhere(p.reason):
 		p.refused = ReasonNoReplica
 		return p
-	case p.reason == "" && s.before(w, now):
+	case p.reason == "" && s.before(w.band, now):
 		p.reason = WaitTurn
 	case p.reason == "" && len(g.active) > 0: // else nobody can stand before it
 		var first *waiter
@@ -66,34 +66,40 @@ func (g *Gate) judge(w *waiter, now time.Time) (p prospect) {
 	return p
 }
 
-// before reports whether others of its band wait before a request that comes now.
-func (s *set) before(w *waiter, now time.Time) bool {
-	l := &s.lanes[w.band]
-	return l.n > l.aside.n || l.n > 0 && l.aside.first.w.urgent(now)
+// before reports whether requests of a band wait that do not let one pass that comes now.
+func (s *set) before(band int, now time.Time) bool {
+	l := &s.lanes[band]
+	return len(l.turn) > 0 || l.n > 0 && s.holding(band, now)
 }
 
-// hopeless reports whether it is not worth to begin to wait for this reason.
-func (w *waiter) hopeless(reason string) bool {
+// elsewhere reports whether it is not to begin to wait for this reason, since none is to or
+// since a fallback can serve it.
+func (w *waiter) elsewhere(reason string) bool {
 	switch reason {
 	case WaitReplica:
 		return w.model.Admission.ReplicaWait == 0
 	case WaitFull:
-		return w.fallback() != nil
+		return w.fallback(nil) != nil
 	}
 	return false
 }
 
-// fallback returns the first that has a replica that takes work, or nil.
-func (w *waiter) fallback() *catalog.Model {
-	i := slices.IndexFunc(w.fallbacks, func(m *catalog.Model) bool {
-		return slices.ContainsFunc(m.Endpoints, func(e *catalog.Endpoint) bool {
-			return e.Replica.State() == schedule.Ready
-		})
-	})
-	if i < 0 {
-		return nil
+// fallback returns the first that has a replica that takes work, or nil. serves remembers
+// what was found of models; nil does not.
+func (w *waiter) fallback(serves map[*catalog.Model]bool) *catalog.Model {
+	for _, m := range w.fallbacks {
+		found, known := serves[m]
+		if !known {
+			found = slices.ContainsFunc(m.Endpoints, func(e *catalog.Endpoint) bool { return e.Replica.State() == schedule.Ready })
+			if serves != nil {
+				serves[m] = found
+			}
+		}
+		if found {
+			return m
+		}
 	}
-	return w.fallbacks[i]
+	return nil
 }
 
 // setDeadline bounds the wait for this reason: by the queue's limit, and by what the

@@ -20,12 +20,12 @@ type Lease struct {
 	at     time.Time
 	waited time.Duration
 	needs
-	need    float64             // how many of a replica's slots it was let go with
-	load    float64             // of the replica where it was given, with it
-	ceiling float64             // the band's
-	closed  []*catalog.Endpoint // that the band leaves to others
-	engine  *int                // the band's priority in engines
-	name    string              // the band's
+	need     float64             // how many of a replica's slots it was let go with
+	load     float64             // of the replica where it was given, with it
+	question question            // to which the answer was that it may go
+	closed   []*catalog.Endpoint // that the band leaves to others
+	engine   *int                // the band's priority in engines
+	name     string              // the band's
 
 	front  *front // of the set, when it was given
 	band   int
@@ -58,7 +58,7 @@ func (g *Gate) newLease(s *set, f *front, m *catalog.Model, band int, n needs, v
 	b := &f.bands[band]
 	return &Lease{
 		gate: g, set: s, model: m, at: now, waited: waited, needs: n,
-		need: v.need, load: v.load, ceiling: b.Ceiling, closed: v.closed, replica: v.best,
+		need: v.need, load: v.load, question: v.question, closed: v.closed, replica: v.best,
 		engine: b.EnginePriority, name: b.Name, front: f, band: band,
 	}
 }
@@ -93,11 +93,13 @@ func (l *Lease) Tokens() int64 {
 }
 
 // Room says how a replica with such a load, in which the request does not count, would
-// take it. With a nil Lease it is a request of one sequence that may wait anywhere.
-func (l *Lease) Room(e *catalog.Endpoint, load *fleet.Load) schedule.Room {
+// take it, if target waiting requests fill one. With a nil Lease it is a request of one
+// sequence that may wait anywhere.
+func (l *Lease) Room(e *catalog.Endpoint, load fleet.Load, target float64) schedule.Room {
 	need, holds := 1.0, 0.0
 	if l != nil {
 		need, holds = l.need, float64(l.holds)
+		l.question.trust(&load)
 	}
 	switch {
 	case l != nil && slices.ContainsFunc(l.closed, func(o *catalog.Endpoint) bool { return o.Replica == e.Replica }):
@@ -106,7 +108,7 @@ func (l *Lease) Room(e *catalog.Endpoint, load *fleet.Load) schedule.Room {
 		return schedule.RoomQueue
 	case !load.Free.Known() || float64(load.Free) >= min(need, load.Slots.Or(need)):
 		return schedule.RoomNow
-	case l != nil && load.QueuedWith(need)/(l.set.target*e.Weight) > l.ceiling:
+	case l != nil && load.QueuedWith(need)/(target*e.Weight) > l.question.ceiling:
 		return schedule.RoomNone
 	}
 	return schedule.RoomQueue
@@ -196,10 +198,10 @@ func (s *set) ended(l *Lease) {
 			turns = max(1, l.load/s.each)
 		}
 		s.held.add(max(0, l.end.Sub(l.at).Seconds())/turns, recent)
-		s.size.add(float64(l.holds), recent)
+		s.size.add(float64(l.holds)/float64(l.slots), recent)
 	}
 	if l.output > 0 {
-		s.output.add(float64(l.output), recent)
+		s.output.add(float64(l.output)/float64(l.slots), recent)
 		s.outputLimit.Store(int64(2*s.output.value) + 1)
 	}
 }

@@ -155,8 +155,9 @@ func TestModelsWithOtherThresholdsTakeTurns(t *testing.T) {
 	})
 }
 
-// TestEachHasItsTime: that one could not go for long, and left, is not held against the next.
-func TestEachHasItsTime(t *testing.T) {
+// TestOneAfterTheOther: of those that cannot go, none holds up others when the one before
+// it has done so for long, until these have had nine times as long.
+func TestOneAfterTheOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := tokens(0, 0)
 		for _, e := range s.model.Endpoints {
@@ -175,37 +176,47 @@ func TestEachHasItsTime(t *testing.T) {
 			a.went()
 			return a
 		}
+		// anywhere reports whether small ones go to the replica that the large one waits for.
+		anywhere := func() (is bool) {
+			var all []*asked
+			for range 4 {
+				all = append(all, ask(s.model, 10))
+			}
+			for _, a := range all {
+				if !a.went() {
+					t.Fatalf("a small one waits: %v", a.err)
+				}
+				e, _ := a.lease.Reserved()
+				is = is || e == s.engines[0].replica
+				a.lease.Release(1)
+			}
+			return is
+		}
+		pass := func(d time.Duration) {
+			for range d / time.Second {
+				time.Sleep(time.Second)
+				scrape(0.5)
+			}
+		}
 		ask(s.model, 10).lease.Release(1) // it has had its turn
 		for round := range 2 {
 			large := ask(one, 6000)
 			time.Sleep(time.Millisecond)
-			small := ask(s.model, 10)
-			if e, _ := small.lease.Reserved(); !small.went() || e != s.engines[1].replica {
+			if anywhere() {
 				t.Errorf("round %d: a small one takes what the large one waits for", round)
 			}
-			small.lease.Release(1)
-			for range 10 {
-				time.Sleep(time.Second)
-				scrape(0.5)
-			}
-			if large.went() {
-				t.Fatal("there is no room")
-			}
-			var all []*asked // by now they may go anywhere
-			for range 4 {
-				all = append(all, ask(s.model, 10))
-			}
-			anywhere := false
-			for _, a := range all {
-				e, _ := a.lease.Reserved()
-				anywhere = anywhere || e == s.engines[0].replica
-				a.lease.Release(1)
-			}
-			if !anywhere {
+			pass(10 * time.Second)
+			if !anywhere() {
 				t.Errorf("round %d: it holds up others for ever", round)
 			}
 			large.cancel()
-			synctest.Wait()
+			large = ask(one, 6000)
+			pass(2 * time.Second)
+			if !anywhere() {
+				t.Errorf("round %d: the next one begins anew", round)
+			}
+			large.cancel()
+			pass(time.Minute)
 		}
 	})
 }

@@ -91,8 +91,8 @@ func gateProperties(t *rapid.T) {
 		for _, o := range g.sets {
 			for band := range g.bands {
 				next := []*waiter{o.head(band, time.Now())}
-				if aside := o.lanes[band].aside.first; aside != nil {
-					next = append(next, aside.w)
+				if aside := o.lanes[band].passed(); aside != nil {
+					next = append(next, aside)
 				}
 				for _, w := range next {
 					if w == nil {

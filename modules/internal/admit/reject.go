@@ -137,11 +137,11 @@ func (s *set) ahead(w *waiter) (higher, own int64) {
 	return higher, s.lanes[w.band].ahead(w.tenant, w.tokens)
 }
 
-// expect bounds what a request allows itself by twice the mean of what requests have
-// needed of late: many ask for far more than they use. It needs no lock.
-func (s *set) expect(output int64) int64 {
+// expect bounds what a request of so many sequences allows itself by twice the mean of what
+// sequences have needed of late: many ask for far more than they use. It needs no lock.
+func (s *set) expect(output, sequences int64) int64 {
 	if limit := s.outputLimit.Load(); limit > 0 {
-		output = min(output, limit)
+		output = min(output, limit*sequences)
 	}
 	return output
 }

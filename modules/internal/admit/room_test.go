@@ -56,7 +56,7 @@ func TestRoom(t *testing.T) {
 				slots = append(slots, slot)
 			}
 			load := e.Replica.Load(time.Now(), e.Slots).Plus(tt.total - e.Replica.Load(time.Now(), e.Slots).Total) // without the leases
-			if got := tt.lease.Room(e, &load); got != tt.want {
+			if got := tt.lease.Room(e, load, 4); got != tt.want {
 				t.Errorf("%+v: %v", tt, got)
 			}
 			for i := range slots {

@@ -16,24 +16,24 @@ import (
 // the same slots.
 type set struct {
 	endpoints []*catalog.Endpoint
-	target    float64  // waiting requests that fill a replica
-	kvCeiling float64  // KV usage that does
-	kvReserve float64  // share of the tokens that is left free
-	stuck     uint64   // the round of dispatch in which it was found that no lower band goes
-	lanes     []lane   // by band, the highest first
-	ages      []list   // by band: the same, by arrival
-	turns     []int    // by band: how many of higher ones went since one of it did
-	tags      []tags   // by band
-	running   []int64  // by band: how many slots its requests have
-	standing  []int64  // by band: how many slots those take that wait
-	leases    int      // how many there are
-	demand    []demand // by band: of the bands above it
-	paced     []time.Time
+	target    float64     // waiting requests that fill a replica
+	kvCeiling float64     // KV usage that does
+	kvReserve float64     // share of the tokens that is left free
+	stuck     uint64      // the round of dispatch in which it was found that no lower band goes
+	lanes     []lane      // by band, the highest first
+	ages      []list      // by band: the same, by arrival
+	turns     []int       // by band: how many requests of higher ones went since one of it did
+	tags      []tags      // by band
+	running   []int64     // by band: how many slots its requests have
+	standing  []int64     // by band: how many slots those take that wait
+	leases    int         // how many there are
+	demand    []demand    // by band: of the bands above it
+	paced     []time.Time // by band: when the next of it may go into the second half of the slots, see pace
 	waiting   int
-	walk      uint64    // the last of the gate's that came here
+	walk      uint64    // the last of the gate's walks that came here, see around
 	held      average   // how long an engine runs a request, in seconds
-	size      average   // of a lease, in tokens that it holds
-	output    average   // of a request, in tokens
+	size      average   // of a request, in tokens that it holds in each of its slots
+	output    average   // of a request, in tokens of each of its sequences
 	drained   []drained // by band
 	busy      busyPeriod
 	slots     float64 // how many requests run at once at most, as last looked at
@@ -41,7 +41,7 @@ type set struct {
 
 	// Without mu.
 	used        atomic.Int64                // when last, Unix s
-	outputLimit atomic.Int64                // bounds what is expected of an output, in tokens, 0 if nothing is known
+	outputLimit atomic.Int64                // bounds what is expected of a sequence's output, in tokens, 0 if nothing is known
 	near        atomic.Pointer[[]neighbour] // the slice is never changed
 	front       atomic.Pointer[front]
 }
@@ -51,6 +51,8 @@ type set struct {
 type tags struct {
 	start float64 // where its next request begins, in tokens
 	clock float64 // the band's virtual time: where the one began that went last, of it or of a neighbour
+	stall hold    // of those of other sets that it precedes
+	large hold    // of all that pass its large requests
 }
 
 // busyPeriod is the time in which requests wait.
@@ -142,11 +144,9 @@ func (s *set) headroom(band int, now time.Time) (slots, tokens float64, higher b
 	}
 	add(s, 1)
 	for _, n := range s.neighbours() {
-		switch {
-		case band >= len(n.set.demand):
-		case n.covers:
+		if n.covers {
 			add(n.set, n.share)
-		default: // see leave
+		} else { // see leave
 			higher = higher || n.set.demand[band].of(now)
 		}
 	}
@@ -157,7 +157,7 @@ func (s *set) headroom(band int, now time.Time) (slots, tokens float64, higher b
 // some of this one's: what is free elsewhere is of no use to these.
 func (s *set) leave(band int, q question, all *view, now time.Time) (closed []*catalog.Endpoint) {
 	for _, n := range s.neighbours() {
-		if n.covers || band >= len(n.set.demand) {
+		if n.covers {
 			continue
 		}
 		running, _ := n.set.above(band)
@@ -197,7 +197,7 @@ func (s *set) went(band int, n needs) {
 	s.running[band] += n.slots
 	s.turns[band] = 0
 	t := &s.tags[band]
-	t.clock = max(t.clock, t.start)
+	t.clock, t.stall = max(t.clock, t.start), hold{}
 	t.start = t.clock + float64(max(1, n.tokens))
 	for _, o := range s.neighbours() {
 		if band < len(o.set.tags) {
@@ -247,7 +247,7 @@ const (
 // It needs mu.
 func (s *set) mayGo(b *Band, band int, w *waiter, closed []*catalog.Endpoint, now time.Time) (v view, reason string, again time.Time) {
 	h, spare, higher := s.headroom(band, now)
-	q := question{slots: w.slots, hasty: !w.patient(now), urgent: w.slots > 1 && w.urgent(now), tokens: w.holds, ceiling: b.Ceiling, higher: higher, low: b.low}
+	q := question{slots: w.slots, hasty: !w.patient(now), urgent: w.urgent(now), tokens: w.holds, ceiling: b.Ceiling, higher: higher, low: b.low}
 	v = s.look(now, q)
 	s.measure(&v)
 	if higher && b.Ceiling < Unlimited && v.ready > 0 {

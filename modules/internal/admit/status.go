@@ -55,8 +55,8 @@ type Verdict struct {
 	Fallback string
 	// Waits is why the request would wait, one of the Wait constants, or "".
 	Waits string
-	// Ahead is how many requests wait whose turn is not after its, Tokens how many
-	// tokens go before it.
+	// Ahead is how many requests wait in its band and above, Tokens how many tokens are
+	// expected to go before it.
 	Ahead  int
 	Tokens int64
 	// Estimate is how long it would wait, if EstimateKnown.
@@ -83,18 +83,20 @@ func (g *Gate) Explain(r *Request) Verdict {
 		Refused: p.refused, Waits: p.reason, Free: finite(v.free), Slots: finite(v.slots),
 		Estimate: p.wait, EstimateKnown: p.wait > 0,
 	}
-	if m := w.fallback(); m != nil && (p.refused == ReasonNoReplica || p.reason == WaitReplica) {
+	if m := w.fallback(nil); m != nil && (p.refused == ReasonNoReplica || p.reason == WaitReplica) {
 		out.Fallback = m.Name
 	}
 	slots, tokens, _ := s.headroom(w.band, now)
 	out.Headroom, out.HeadroomTokens = v.bound(slots, tokens, s.below(w.band), s.size.value)
+	turn := false // others are before it, and do not let it pass
 	for i := range w.band + 1 {
 		out.Ahead += s.lanes[i].n
+		turn = turn || s.before(i, now)
 	}
 	if out.Waits != "" {
 		higher, own := s.ahead(w)
 		out.Tokens = higher + own
-		if out.Ahead > 0 && p.refused != ReasonNoReplica {
+		if turn && p.refused != ReasonNoReplica {
 			out.Waits = WaitTurn // whatever these wait for
 		}
 	}

@@ -15,8 +15,9 @@ import (
 type view struct {
 	ready, full int     // replicas that take work, and that have said they are full
 	own         float64 // saturation of the best one's queue, with the request
-	urgent      bool    // as in the question
+	question    question
 	free, slots float64 // how many more they can run at once, and in all; infinite if nobody knows
+	busy        float64 // how many those can that have said they are full
 	fits        bool    // one of them has room for the tokens, or nothing to do
 	room        float64 // the most tokens that one of all can ever hold; infinite if one does not say
 	// How many tokens they have room for together, now and at all; infinite if one
@@ -56,7 +57,7 @@ func (s *set) look(now time.Time, q question) view { return s.lookAt(s.endpoints
 func (s *set) lookAt(endpoints []*catalog.Endpoint, now time.Time, q question) view {
 	var v view
 	bestFree, bestLoad := -1.0, math.Inf(1)
-	v.own, v.urgent = math.Inf(1), q.urgent
+	v.own, v.question = math.Inf(1), q
 	for _, e := range endpoints {
 		l := e.Replica.Load(now, e.Slots)
 		room := l.Tokens.Or(math.Inf(1))
@@ -65,14 +66,13 @@ func (s *set) lookAt(endpoints []*catalog.Endpoint, now time.Time, q question) v
 		case schedule.Ready:
 		case schedule.Full:
 			v.full++
+			v.busy += l.Slots.Or(0)
 			continue
 		default:
 			continue
 		}
 		v.ready++
-		if !l.Slots.Known() && (q.higher || q.low && l.Proven.Known()) {
-			l.Trust(max(trusted, 2*schedule.Gauge(l.Proven.Or(0))))
-		}
+		q.trust(&l)
 		free, slots := l.Free.Or(math.Inf(1)), l.Slots.Or(math.Inf(1))
 		v.free, v.slots = v.free+free, v.slots+slots
 		left, idle := math.Inf(1), l.Total == 0
@@ -106,9 +106,13 @@ func (s *set) lookAt(endpoints []*catalog.Endpoint, now time.Time, q question) v
 	return v
 }
 
-// measure notes how many requests run at once at most.
+// measure notes how many requests run at once at most, if there is a replica.
 func (s *set) measure(v *view) {
-	s.slots, s.each = v.slots, v.slots/float64(max(1, v.ready))
+	if v.ready+v.full == 0 {
+		return
+	}
+	s.slots = v.slots + v.busy
+	s.each = s.slots / float64(v.ready+v.full)
 	if s.size.value > 0 {
 		s.slots = min(s.slots, max(1, v.allTokens/s.size.value))
 	}
@@ -120,6 +124,13 @@ func (s *set) without(closed []*catalog.Endpoint, q question, all *view, now tim
 	v.full, v.room, v.closed, v.headroom = all.full, all.room, closed, all.headroom
 	v.free, v.slots, v.freeTokens, v.allTokens = all.free, all.slots, all.freeTokens, all.allTokens
 	return v
+}
+
+// trust says how many requests at once a replica is trusted with that nobody has seen full.
+func (q question) trust(l *fleet.Load) {
+	if !l.Slots.Known() && (q.higher || q.low && l.Proven.Known()) {
+		l.Trust(max(trusted, 2*schedule.Gauge(l.Proven.Or(0))))
+	}
 }
 
 // kvLimit is how full a replica's KV cache may be, as a part of kv_ceiling. Lower
@@ -165,7 +176,7 @@ func (v *view) judge(b *Band, tokens int64, slots, spare float64) string {
 // taken returns how many slots the request takes of those that could be left free: all that
 // it will have in the end, if it is to go whatever that leaves.
 func (v *view) taken() float64 {
-	if v.urgent {
+	if v.question.urgent {
 		return v.takes
 	}
 	return v.need

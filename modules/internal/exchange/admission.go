@@ -165,6 +165,14 @@ func (x *Exchange) Band() string {
 	return x.band
 }
 
+// Granted reports whether the request was let through, and has not had to wait again since
+// in vain.
+func (x *Exchange) Granted() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.lease != nil
+}
+
 // Queued returns how long the request has waited for its turn.
 func (x *Exchange) Queued() time.Duration {
 	x.mu.Lock()

@@ -307,7 +307,7 @@ func (rt *Runtime) snapshot(d *pipeline.Decision, m *catalog.Model, req *schedul
 		}
 		load := e.Replica.Fill(c, req.Now, e.Slots, own)
 		c.Pool, c.Priority, c.Weight = e.Pool, e.Priority, e.Weight
-		c.Tried, c.Room = slices.Contains(tried, e.Replica), lease.Room(e, &load)
+		c.Tried, c.Room = slices.Contains(tried, e.Replica), lease.Room(e, load, req.TargetWaiting)
 	}
 }
 

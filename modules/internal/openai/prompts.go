@@ -1,15 +1,22 @@
 package openai
 
+import "strings"
+
 // MaxSequences is the most that [Fields.Sequences] returns.
 const MaxSequences = 1 << 12
 
 // Prompts counts the prompts in the body that f was scanned from, up to MaxSequences:
 // the items of a list of strings or of lists (of token ids). A list of numbers is one
-// prompt, as one of objects is, which are messages or parts.
+// prompt, as one of objects is, which are messages or parts; but of texts to compare or to
+// rank each is one, also as an object.
 func (f *Fields) Prompts(body []byte) int64 {
 	most := int64(1)
-	for _, s := range f.Prompt() {
-		most = max(most, items(s.Of(body)))
+	for i, s := range f.Prompt() {
+		first := `"[`
+		if f.texts>>i&1 != 0 && !f.chat {
+			first = `"[{`
+		}
+		most = max(most, items(s.Of(body), first))
 	}
 	return most
 }
@@ -25,13 +32,13 @@ func (f *Fields) Sequences(prompts int64) int64 {
 	return min(n*prompts, MaxSequences)
 }
 
-// items counts those of a list that begins with a string or a list.
-func items(b []byte) (n int64) {
+// items counts those of a list whose first one begins with one of these bytes.
+func items(b []byte, first string) (n int64) {
 	if len(b) == 0 || b[0] != '[' {
 		return 0
 	}
 	i := skipSpace(b, 1)
-	if i == len(b) || b[i] != '"' && b[i] != '[' {
+	if i == len(b) || strings.IndexByte(first, b[i]) < 0 {
 		return 0
 	}
 	for n < MaxSequences {

@@ -16,6 +16,11 @@ func TestSequences(t *testing.T) {
 		`{"model":"m","prompt":[],"n":0}`:              1,
 		`{"model":"m","messages":[{"role":"user","content":["a","b"]},{"role":"user"}]}`: 1,
 		`{"model":"m","text_1":"a","text_2":["a","b","c"]}`:                              3,
+		`{"model":"m","query":"a","documents":[{"content":[]},{}]}`:                      2,
+		`{"model":"m","data_1":"a","data_2":["a","b","c"]}`:                              3,
+		`{"model":"m","queries":["a"],"items":[{},{}]}`:                                  2,
+		`{"model":"m","documents":[{},{}],"messages":[{"role":"user"}]}`:                 1,
+		`{"model":"m","input":[{"role":"user"},{"role":"user"}]}`:                        1,
 		`{"model":"m","input":["a"` + strings.Repeat(`,"a"`, 2*MaxSequences) + `]}`:      MaxSequences,
 		`{"model":"m","prompt":["a","b"],"n":1000000000000}`:                             MaxSequences,
 	} {

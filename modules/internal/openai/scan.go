@@ -66,6 +66,8 @@ type Fields struct {
 	PromptBytes, MediaBytes int
 	prompt                  [8]Span
 	prompts                 int
+	texts                   int  // bits of those that are lists of texts to compare, of objects or not
+	chat                    bool // there are messages
 
 	open      int // offset behind the opening brace
 	multipart bool
@@ -104,6 +106,7 @@ const (
 	keyPriority
 	keyCacheSalt
 	keyPrompt
+	keyTexts
 )
 
 func keyOf(key []byte) int {
@@ -128,9 +131,10 @@ func keyOf(key []byte) int {
 		return keyPriority
 	case "cache_salt":
 		return keyCacheSalt
-	case "messages", "prompt", "suffix", "input", "system", "instructions", "tools", "query",
-		"documents", "text_1", "text_2", "texts", "queries":
+	case "messages", "prompt", "suffix", "input", "system", "instructions", "tools", "query":
 		return keyPrompt
+	case "documents", "text_1", "text_2", "texts", "queries", "items", "data_1", "data_2":
+		return keyTexts
 	}
 	return 0
 }
@@ -167,7 +171,7 @@ func Scan(body []byte) (Fields, error) {
 	m := members{b: body, i: i}
 	for m.next() {
 		key := keyOf(plainKey(m.key))
-		if key&seen&^keyPrompt != 0 {
+		if key&seen&^(keyPrompt|keyTexts) != 0 {
 			return f, duplicate(string(plainKey(m.key)))
 		}
 		seen |= key
@@ -212,6 +216,10 @@ func Scan(body []byte) (Fields, error) {
 		case keyCacheSalt:
 			f.CacheSalt = s
 		case keyPrompt:
+			f.chat = f.chat || string(plainKey(m.key)) == "messages"
+			f.addPrompt(body, s)
+		case keyTexts:
+			f.texts |= 1 << f.prompts
 			f.addPrompt(body, s)
 		}
 	}

@@ -16,6 +16,7 @@ import (
 var promptKeys = map[string]bool{
 	"messages": true, "prompt": true, "suffix": true, "input": true, "system": true, "instructions": true, "tools": true,
 	"query": true, "documents": true, "text_1": true, "text_2": true, "texts": true, "queries": true,
+	"items": true, "data_1": true, "data_2": true,
 }
 
 // slowFields are the members of a body that routing reads, by their decoded
