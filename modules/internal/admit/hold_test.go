@@ -214,15 +214,15 @@ func TestDemandOutlivesAnOutage(t *testing.T) {
 			for _, e := range s.engines {
 				if full {
 					slot, _ := e.replica.Take(-1, 1)
-					slot.Refused("answered 503", 4*time.Second, time.Minute)
+					slot.Refused("answered 503", 8*time.Second, time.Minute)
 					slot.Release()
 				} else {
 					e.replica.SetDraining(true)
-					time.AfterFunc(4*time.Second, func() { e.replica.SetDraining(false) })
+					time.AfterFunc(8*time.Second, func() { e.replica.SetDraining(false) })
 				}
 			}
-			time.Sleep(10 * time.Second)
-			if after := headroom(); before < 1 || after > before+2 {
+			time.Sleep(15 * time.Second)
+			if after := headroom(); before < 1 || after > before+1 {
 				t.Errorf("full %v: silver leaves %v slots free, before %v", full, after, before)
 			}
 			stop()

@@ -17,7 +17,6 @@ type view struct {
 	own         float64 // saturation of the best one's queue, with the request
 	question    question
 	free, slots float64 // how many more they can run at once, and in all; infinite if nobody knows
-	busy        float64 // how many those can that have said they are full
 	fits        bool    // one of them has room for the tokens, or nothing to do
 	room        float64 // the most tokens that one of all can ever hold; infinite if one does not say
 	// How many tokens they have room for together, now and at all; infinite if one
@@ -66,7 +65,6 @@ func (s *set) lookAt(endpoints []*catalog.Endpoint, now time.Time, q question) v
 		case schedule.Ready:
 		case schedule.Full:
 			v.full++
-			v.busy += l.Slots.Or(0)
 			continue
 		default:
 			continue
@@ -106,16 +104,18 @@ func (s *set) lookAt(endpoints []*catalog.Endpoint, now time.Time, q question) v
 	return v
 }
 
-// measure notes how many requests run at once at most, if there is a replica.
+// measure notes how many requests run at once at most, if a replica takes work. Those that
+// have said they are full run as many as the others.
 func (s *set) measure(v *view) {
-	if v.ready+v.full == 0 {
+	if v.ready == 0 {
 		return
 	}
-	s.slots = v.slots + v.busy
-	s.each = s.slots / float64(v.ready+v.full)
+	slots := v.slots
 	if s.size.value > 0 {
-		s.slots = min(s.slots, max(1, v.allTokens/s.size.value))
+		slots = min(slots, max(1, v.allTokens/s.size.value))
 	}
+	s.each = v.slots / float64(v.ready)
+	s.slots = slots * float64(v.ready+v.full) / float64(v.ready)
 }
 
 // without takes a view of the replicas that are not closed, with the totals of all.
