@@ -136,6 +136,7 @@ func TestWideBeforeAnyEnded(t *testing.T) {
 		for range 6 {
 			all = append(all, s.start(t.Context(), s.request("silver", "x")))
 		}
+		synctest.Wait()
 		wide := s.request("silver", "a")
 		wide.Sequences = 8
 		w := s.start(t.Context(), wide)
