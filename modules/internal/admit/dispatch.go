@@ -142,7 +142,6 @@ func (g *Gate) repay(s *set, band int, now time.Time) bool {
 	lane := &s.lanes[band]
 	try := func(w *waiter) (reason string) {
 		v, reason, _ := s.mayGo(&g.top, 0, w, nil, now)
-		v.headroom, _, _ = s.headroom(band, now) // it is paced as its own band is
 		if reason == "" && !g.grant(w, v, now) {
 			reason = WaitTurn // another took the room meanwhile
 		}

@@ -25,6 +25,7 @@ func TestDemand(t *testing.T) {
 		"faster than slots are freed":        {100 * time.Millisecond, 1, 5, 20, 0, 20, 0},
 		"short ones, which free their slots": {100 * time.Millisecond, 1, 1, 1, 0, 1, 0},
 		"more than is told apart":            {100 * time.Millisecond, 200, 0, 200, 0, maxHeadroom, 0},
+		"of which some run":                  {100 * time.Millisecond, 200, 0, 200, 50, maxHeadroom, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var d demand

@@ -193,7 +193,7 @@ func (g *Gate) lock() {
 }
 
 // maxTurns bounds how often one goroutine reads what others have left meanwhile. What is
-// left after that may be read a tick later.
+// left after that is read by whoever has the lock next: while some wait, at the next tick.
 const maxTurns = 100
 
 // unlock reads the notes, lets go whom they let go, and unlocks mu. Notes that come
@@ -206,7 +206,7 @@ func (g *Gate) unlock() {
 			return
 		}
 	}
-	g.mu.Unlock() // the timer sees to the rest
+	g.mu.Unlock()
 }
 
 // read reads the notes, in the order in which they were left. It needs mu.

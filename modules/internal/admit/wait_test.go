@@ -105,6 +105,46 @@ func TestTheFirstToEndAreTheShortOnes(t *testing.T) {
 	})
 }
 
+// TestWaitBehindHigherBands: what higher bands have waiting goes at the pace of all, and the
+// band's own at its own.
+func TestWaitBehindHigherBands(t *testing.T) {
+	s := strict(t, 1, 8)
+	s.gate.lock()
+	defer s.gate.unlock()
+	now := time.Unix(1e9, 0)
+	set := s.gate.set(s.model, now)
+	set.held.add(0, 1) // the engine's own backlog takes no time
+	set.busy = busyPeriod{since: now.Add(-10 * time.Second)}
+	const platinum, silver = 0, 2
+	for i := range 10 {
+		set.drained[platinum].add(now.Add(time.Duration(i-10)*time.Second), 300)
+		set.drained[silver].add(now.Add(time.Duration(i-10)*time.Second), 100)
+	}
+	wait := func(band int) time.Duration {
+		w := &waiter{model: s.model, band: band, set: set, needs: needs{slots: 1, tokens: 1}}
+		d, ok := set.wait(w, &s.gate.bands[band], now)
+		if !ok {
+			t.Fatal("nobody knows")
+		}
+		return d.Round(time.Second)
+	}
+	push := func(band int, tokens int64) {
+		w := &waiter{tenant: "t", weight: 1, needs: needs{tokens: tokens}}
+		w.inFlow.w = w
+		set.lanes[band].push(w)
+	}
+	push(platinum, 4000) // at 400 a second
+	if d := wait(silver); d != 10*time.Second {
+		t.Errorf("behind those of platinum: %v", d)
+	}
+	push(silver, 1000) // at 100 a second
+	w := &waiter{model: s.model, band: silver, tenant: "t", set: set, needs: needs{slots: 1, tokens: 1}}
+	if d, ok := set.wait(w, &s.gate.bands[silver], now); !ok || d.Round(time.Second) != 20*time.Second {
+		t.Errorf("behind those of its own tenant, too: %v", d)
+	}
+	set.lanes[platinum], set.lanes[silver] = lane{}, lane{}
+}
+
 // TestTheShortestLimitCounts: of the queue's, the band's and the request's own.
 func TestTheShortestLimitCounts(t *testing.T) {
 	for _, tt := range []struct {
