@@ -52,14 +52,15 @@ func (w *waiter) urgent(now time.Time) bool {
 }
 
 // large reports whether a request waits for this reason since it takes more than others
-// do: many slots, or twice the usual room in a KV cache. Others may go before it, then.
+// do: many slots, or twice the usual room in a KV cache and an eighth of all there is: what
+// takes less finds room soon. Others may go before it, then.
 func (w *waiter) large(reason string) bool {
 	switch reason {
 	case WaitSaturated:
 		return w.slots > 1
 	case WaitHeadroom, WaitTokens:
-		size := &w.set.size
-		return w.slots > 1 || size.known && float64(w.holds) > 2*size.value
+		size, holds := &w.set.size, float64(w.holds)
+		return w.slots > 1 || size.known && holds > max(2*size.value, w.set.room/8)
 	}
 	return false
 }

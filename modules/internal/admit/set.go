@@ -38,6 +38,7 @@ type set struct {
 	busy      busyPeriod
 	slots     float64 // how many requests run at once at most, as last looked at
 	each      float64 // of these, on one replica
+	room      float64 // how many tokens a replica can hold at most, as last looked at
 
 	// Without mu.
 	used        atomic.Int64                // when last, Unix s

@@ -104,8 +104,8 @@ func (s *set) lookAt(endpoints []*catalog.Endpoint, now time.Time, q question) v
 	return v
 }
 
-// measure notes how many requests run at once at most, if a replica takes work. Those that
-// have said they are full run as many as the others.
+// measure notes how much replicas can do, if one takes work. Those that have said they are
+// full run as many requests as the others.
 func (s *set) measure(v *view) {
 	if v.ready == 0 {
 		return
@@ -114,7 +114,7 @@ func (s *set) measure(v *view) {
 	if s.size.value > 0 {
 		slots = min(slots, max(1, v.allTokens/s.size.value))
 	}
-	s.each = v.slots / float64(v.ready)
+	s.each, s.room = v.slots/float64(v.ready), v.room
 	s.slots = slots * float64(v.ready+v.full) / float64(v.ready)
 }
 
