@@ -36,7 +36,11 @@ func (g *Gate) Configure(bands []Band, resolve func(name string) *catalog.Model)
 		w.ahead = max(0, w.flow.next-w.lane.clock) // else its tenant would be the next at each reload
 	}
 	for _, w := range waiting {
-		g.dequeue(w, false)
+		if w.hold != nil {
+			g.unhold(w)
+		}
+		w.wasAside = w.lane.of != nil
+		g.dequeue(w, false, now)
 	}
 	if !slices.EqualFunc(g.bands, bands, equal) {
 		g.adopt(bands)
@@ -55,6 +59,9 @@ func (g *Gate) Configure(bands []Band, resolve func(name string) *catalog.Model)
 			continue
 		}
 		g.enqueue(w, now)
+		if w.wasAside {
+			w.set.setAside(w)
+		}
 	}
 	for s, c := range since {
 		if s.waiting > 0 {
@@ -164,6 +171,11 @@ func (g *Gate) find(m *catalog.Model, now time.Time) *set {
 			g.note(&note{kind: noteFreed, set: o}) // it has less to leave free
 		}
 		g.meet(s)
+		for _, h := range g.holds {
+			if h.w != nil {
+				s.keep(h)
+			}
+		}
 		for _, n := range s.neighbours() {
 			for band := range s.tags {
 				s.tags[band].clock = max(s.tags[band].clock, n.set.tags[band].clock)

@@ -37,6 +37,7 @@ func (g *Gate) dispatch(now time.Time, sets []*set) {
 	if len(sets) == 0 {
 		return
 	}
+	g.expire(now)
 	var again time.Time
 	for more := true; more; { // what stood before others in another set may be gone, or need less left free
 		var when time.Time
@@ -83,52 +84,77 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// next lets the first request of a band go, if it is its turn, or one that is before it,
-// and returns whether one went, and when to look again, if that is a matter of time. It
-// needs mu.
+// next lets a request of a band go, if one may, and returns whether one went, and when to
+// look again, if that is a matter of time. It needs mu.
 func (g *Gate) next(s *set, band int, now time.Time) (went bool, again time.Time) {
-	lane := &s.lanes[band]
+	b, lane := &g.bands[band], &s.lanes[band]
 	for {
-		again = earlier(again, s.insist(band, now))
-		w := s.head(band, now)
 		// What a higher band waits for, this one does not take: no need to look again.
-		if w == nil || s.stuck == g.rounds && g.bands[band].Ceiling < Unlimited {
+		if s.stuck == g.rounds && b.Ceiling < Unlimited {
 			return false, again
 		}
-		if aside := lane.passed(); aside != nil && aside != w { // w passes it, unless it can go
-			if first, v, reason, _ := g.turn(aside, now); reason == "" && first == aside && g.grant(first, v, now) {
+		head, passed := lane.head(), lane.passed()
+		turn := len(passed) > 0 && lane.turnOf(passed[0])
+		if turn && g.let(passed, true, now) {
+			return true, again
+		}
+		if head == nil {
+			return false, again
+		}
+		v, reason, when := s.mayGo(b, band, head, now)
+		switch {
+		case reason == "":
+			if g.grant(head, v, now) {
 				return true, again
 			}
-		}
-		first, v, reason, when := g.turn(w, now)
-		if reason != "" && w.lane == lane && w.large(reason) {
-			lane.setAside(w)
+			continue // another took the room meanwhile
+		case head.large(reason, now):
+			s.setAside(head)
 			continue
 		}
 		again = earlier(again, when)
-		if reason != "" {
-			if len(s.neighbours()) > 0 {
-				_, reason, _ = s.mayGo(&g.bands[band], band, w, nil, now)
-			}
-			if s.waitFor(w, reason, now) {
-				s.stuck = g.rounds
-			}
-			return false, again
+		s.stuck = g.rounds
+		if t := &s.tags[band]; t.stuck.IsZero() {
+			t.stuck = now
 		}
-		if g.grant(first, v, now) {
-			return true, again
-		}
+		g.claim(head, reason, now)
+		return !turn && g.let(passed, false, now), again
 	}
 }
 
-// head returns the request of a band that goes next, or nil: one that was set aside if there
-// is no other, or while these hold up others.
-func (s *set) head(band int, now time.Time) *waiter {
-	l := &s.lanes[band]
-	if w := l.passed(); w != nil && (len(l.turn) == 0 || s.holding(band, now)) {
-		return w
+// let lets one of these go, which are of one band of a set, and keeps a replica for the
+// first if that cannot, and may have one. It needs mu.
+func (g *Gate) let(all []*waiter, claims bool, now time.Time) bool {
+	for i, w := range all {
+		v, reason, _ := w.set.mayGo(&g.bands[w.band], w.band, w, now)
+		if reason == "" && g.grant(w, v, now) {
+			return true
+		}
+		if claims && i == 0 {
+			g.claim(w, reason, now)
+		}
 	}
-	return l.head()
+	return false
+}
+
+// setAside lets others of its band pass the head of a lane.
+func (s *set) setAside(w *waiter) {
+	s.tags[w.band].stuck = time.Time{}
+	s.lanes[w.band].setAside(w)
+}
+
+// before reports whether those that wait are before one of a band that comes now.
+func (s *set) before(b *Band, band int) bool {
+	first := band
+	if b.Ceiling < Unlimited {
+		first = 0
+	}
+	for i := first; i <= band; i++ {
+		if s.lanes[i].n > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // repay lets one of a band go, as one of the highest, whose turn it is although higher ones
@@ -140,81 +166,28 @@ func (g *Gate) repay(s *set, band int, now time.Time) bool {
 		return false
 	}
 	lane := &s.lanes[band]
-	try := func(w *waiter) (reason string) {
-		v, reason, _ := s.mayGo(&g.top, 0, w, nil, now)
-		if reason == "" && !g.grant(w, v, now) {
-			reason = WaitTurn // another took the room meanwhile
+	for {
+		all, head := lane.passed(), lane.head()
+		if head != nil && (len(all) == 0 || !lane.turnOf(all[0])) {
+			all = append([]*waiter{head}, all...)
+		} else if head != nil {
+			all = append(all, head)
 		}
-		return reason
-	}
-	if w := lane.passed(); w != nil && try(w) == "" {
-		return true
-	}
-	for w := lane.head(); w != nil; w = lane.head() {
-		switch reason := try(w); {
-		case reason == "":
-			return true
-		case !w.large(reason):
-			return false
-		}
-		lane.setAside(w)
-	}
-	return false
-}
-
-// turn returns who goes if w, the first of its band, wants to: itself, or another that is
-// before it and may go by now. Otherwise it returns why neither does, and until when if
-// that is a matter of time.
-//
-// What one of a higher band waits for, or one of its own in a set whose turn it is, w does
-// not take, unless that one lets others pass. It needs mu.
-func (g *Gate) turn(w *waiter, now time.Time) (first *waiter, v view, reason string, again time.Time) {
-	return g.turnOf(w, now, 0)
-}
-
-// maxHops is how many sets away one is that a request may have to wait for: what a
-// neighbour waits for counts, with what that one's neighbours wait for. Beyond that they
-// are taken for able to go if there is room, since each step costs as much again.
-const maxHops = 1
-
-func (g *Gate) turnOf(w *waiter, now time.Time, hops int) (first *waiter, v view, reason string, again time.Time) {
-	s, b, near, own := w.set, &g.bands[w.band], w.set.neighbours(), neighbour{set: w.set, covers: true}
-	var closed []*catalog.Endpoint
-	if b.Ceiling < Unlimited {
-		for band := range w.band + 1 {
-			for i := range len(near) + 1 {
-				n := own
-				if i < len(near) {
-					n = near[i]
-				}
-				other := n.set.head(band, now)
-				if other == nil || band == w.band && !n.set.precedes(s, band) {
-					continue
-				}
-				first = other
-				if n.set == s { // those before it were looked at by now
-					v, reason, again = s.mayGo(&g.bands[band], band, other, closed, now)
-				} else if v, reason, again = n.set.mayGo(&g.bands[band], band, other, nil, now); reason == "" && hops < maxHops {
-					first, v, reason, again = g.turnOf(other, now, hops+1)
-				}
-				if reason == "" {
-					return first, v, "", again
-				}
-				if n.set == s && len(closed) > 0 { // what it waits for itself
-					_, reason, _ = s.mayGo(&g.bands[band], band, other, nil, now)
-				}
-				switch {
-				case !s.waitFor(other, reason, now):
-				case n.covers:
-					return nil, v, WaitTurn, again
-				default:
-					closed = append(closed, n.shared...)
-				}
+		aside := false
+		for _, w := range all {
+			v, reason, _ := s.mayGo(&g.top, 0, w, now)
+			if reason == "" && g.grant(w, v, now) {
+				return true
+			}
+			if w == head && w.large(reason, now) {
+				s.setAside(w)
+				aside = true
 			}
 		}
+		if !aside {
+			return false
+		}
 	}
-	v, reason, again = s.mayGo(b, w.band, w, closed, now)
-	return w, v, reason, again
 }
 
 // precedes reports whether it is this set's turn before another's in a band.
@@ -227,10 +200,7 @@ func (g *Gate) grant(w *waiter, v view, now time.Time) bool {
 	if lease == nil {
 		return false
 	}
-	if w.lane.of != nil {
-		w.set.tags[w.band].large.end(now)
-	}
-	g.dequeue(w, true)
+	g.dequeue(w, true, now)
 	w.set.went(w.band, w.needs)
 	w.lease = lease
 	close(w.ready)

@@ -16,8 +16,8 @@ type lane struct {
 	weight float64       // of the tenants that wait, together
 	aside  *lane         // of those that others pass, see setAside; nil if there never were any
 	of     *lane         // whose aside this is, nil if it is none's
-	n      int           // how many wait, those set aside included
-	tokens int64         // of all that wait
+	n      int           // how many wait, without those set aside
+	tokens int64         // of these
 	limit  int           // how many tenants it may remember before it forgets some
 }
 
@@ -55,7 +55,7 @@ func (l *lane) push(w *waiter) {
 		heap.Fix(&l.turn, f.index) // its oldest request may be this one
 		return
 	}
-	f.next, f.weight = max(f.next, l.clock+w.ahead), w.weight
+	f.next, f.weight, w.ahead = max(f.next, l.clock+w.ahead), w.weight, 0
 	l.weight += f.weight
 	heap.Push(&l.turn, f)
 }
@@ -81,8 +81,6 @@ func (l *lane) setAside(w *waiter) {
 		l.aside = &lane{of: l}
 	}
 	l.remove(w)
-	l.n++
-	l.tokens += w.tokens
 	l.aside.push(w)
 }
 
@@ -94,12 +92,40 @@ func (l *lane) head() *waiter {
 	return l.turn[0].list.first.w
 }
 
-// passed returns the request that goes next of those that are set aside, or nil.
-func (l *lane) passed() *waiter {
+// aFewAside is how many of those that are set aside are looked at.
+const aFewAside = 4
+
+// passed returns a few of those that are set aside, each of another tenant, the one that
+// goes next first.
+func (l *lane) passed() (all []*waiter) {
 	if l.aside == nil {
 		return nil
 	}
-	return l.aside.head()
+	for _, f := range l.aside.turn[:min(aFewAside, len(l.aside.turn))] {
+		all = append(all, f.list.first.w)
+	}
+	return all
+}
+
+// all returns how many wait.
+func (l *lane) all() int {
+	if l.aside == nil {
+		return l.n
+	}
+	return l.n + l.aside.n
+}
+
+// turnOf reports whether it is the turn of one that is set aside: its tenant's is not after
+// that of the head.
+func (l *lane) turnOf(aside *waiter) bool {
+	f, head := l.flows[aside.tenant], l.head()
+	return head == nil || f == nil || f.next <= head.flow.next
+}
+
+// skip lets the other tenants have their turns before w is the next again.
+func (l *lane) skip(w *waiter) {
+	w.flow.next += float64(max(1, w.tokens)) / w.weight
+	heap.Fix(&l.turn, w.flow.index)
 }
 
 // serve removes a request because it goes, and charges its tenant.
@@ -141,10 +167,6 @@ func (l *lane) remove(w *waiter) {
 	l.n--
 	l.tokens -= w.tokens
 	w.lane, w.flow = nil, nil
-	if l.of != nil {
-		l.of.n--
-		l.of.tokens -= w.tokens
-	}
 	f.list.remove(&w.inFlow)
 	f.tokens -= w.tokens
 	if f.list.first != nil {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/llmgw/llmgw/modules/internal/catalog"
+	"github.com/llmgw/llmgw/modules/internal/fleet"
 )
 
 // Request is what the gate knows of a request.
@@ -61,11 +62,12 @@ type Gate struct {
 	top    Band // what holds for a turn of the highest that a lower one gets
 	shut   bool // while the queues are made anew
 	sets   map[string]*set
-	known  int               // how many are in quick
-	latest map[string]*set   // by model, the one it had last
-	active []*set            // those with requests that wait
-	rounds uint64            // of dispatch
-	walks  uint64            // through neighbours
+	known  int             // how many are in quick
+	latest map[string]*set // by model, the one it had last
+	active []*set          // those with requests that wait
+	rounds uint64          // of dispatch
+	walks  uint64          // through neighbours
+	holds  map[*fleet.Replica]*hold
 	models map[string]*queue // those with requests that wait
 	seq    uint64
 	timer  *time.Timer
@@ -122,11 +124,13 @@ type waiter struct {
 	byTTL     bool // the deadline is the queue's, not the request's
 	fallbacks []*catalog.Model
 
-	set   *set
-	lane  *lane
-	flow  *flow
-	share *share
-	ahead float64 // how far its tenant was ahead of the lane, when the queues are made anew
+	set      *set
+	lane     *lane
+	flow     *flow
+	share    *share
+	hold     *hold   // of a replica, for it; nil if there is none
+	wasAside bool    // when the queues are made anew
+	ahead    float64 // how far its tenant was ahead of the lane, when the queues are made anew
 
 	inFlow, inAge, inBand, inShare link
 
@@ -143,7 +147,7 @@ func NewGate(now func() time.Time) *Gate {
 	}
 	g := &Gate{
 		now: now, sets: make(map[string]*set),
-		latest: make(map[string]*set), models: make(map[string]*queue),
+		latest: make(map[string]*set), models: make(map[string]*queue), holds: make(map[*fleet.Replica]*hold),
 	}
 	bands, _ := CheckBands(Bands())
 	g.adopt(bands)
@@ -252,12 +256,23 @@ func (q *queue) count(w *waiter, n int64) {
 
 // dequeue takes a request out of the queue, charged to its tenant if it goes. It
 // needs mu.
-func (g *Gate) dequeue(w *waiter, goes bool) {
+func (g *Gate) dequeue(w *waiter, goes bool, now time.Time) {
 	s := w.set
+	switch {
+	case w.hold == nil:
+	case goes:
+		*w.rest() = rest{}
+		g.unhold(w)
+	default:
+		g.fail(w, now)
+	}
 	if goes {
 		w.lane.serve(w)
 	} else {
 		w.lane.remove(w)
+	}
+	if s.lanes[w.band].n == 0 {
+		s.tags[w.band].stuck = time.Time{}
 	}
 	s.standing[w.band] -= w.slots
 	s.mark(w.band)
@@ -292,7 +307,7 @@ func (g *Gate) leave(w *waiter, reason Reason) {
 	case !w.byTTL:
 		reason = ReasonDeadline
 	}
-	g.dequeue(w, false)
+	g.dequeue(w, false, now)
 	w.err = g.refuse(w, reason, 0)
 	g.dispatch(now, g.around(w.set))
 }

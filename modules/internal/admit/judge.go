@@ -36,7 +36,7 @@ type prospect struct {
 // needs mu.
 func (g *Gate) judge(w *waiter, now time.Time) (p prospect) {
 	s, b := w.set, &g.bands[w.band]
-	p.view, p.reason, _ = s.mayGo(b, w.band, w, nil, now)
+	p.view, p.reason, _ = s.mayGo(b, w.band, w, now)
 	switch {
 	case p.view.ready > 0 && float64(w.least) > p.view.room:
 		p.refused = ReasonTooLarge
@@ -44,13 +44,8 @@ func (g *Gate) judge(w *waiter, now time.Time) (p prospect) {
 	case w.elsewhere(p.reason):
 		p.refused = ReasonNoReplica
 		return p
-	case p.reason == "" && s.before(w.band, now):
+	case p.reason == "" && s.before(b, w.band):
 		p.reason = WaitTurn
-	case p.reason == "" && len(g.active) > 0: // else nobody can stand before it
-		var first *waiter
-		if first, p.view, p.reason, _ = g.turn(w, now); first != w {
-			p.reason = WaitTurn
-		}
 	}
 	if p.reason == "" {
 		return p
@@ -64,12 +59,6 @@ func (g *Gate) judge(w *waiter, now time.Time) (p prospect) {
 		p.refused = ReasonFull
 	}
 	return p
-}
-
-// before reports whether requests of a band wait that do not let one pass that comes now.
-func (s *set) before(band int, now time.Time) bool {
-	l := &s.lanes[band]
-	return len(l.turn) > 0 || l.n > 0 && s.holding(band, now)
 }
 
 // elsewhere reports whether it is not to begin to wait for this reason, since none is to or

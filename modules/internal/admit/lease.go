@@ -108,7 +108,7 @@ func (l *Lease) Room(e *catalog.Endpoint, load fleet.Load, target float64) sched
 		return schedule.RoomQueue
 	case !load.Free.Known() || float64(load.Free) >= min(need, load.Slots.Or(need)):
 		return schedule.RoomNow
-	case l != nil && load.QueuedWith(need)/(target*e.Weight) > l.question.ceiling:
+	case l != nil && (load.QueuedWith(need)/(target*e.Weight) > l.question.ceiling || !l.question.mayQueue(&load, need)):
 		return schedule.RoomNone
 	}
 	return schedule.RoomQueue

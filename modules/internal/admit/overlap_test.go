@@ -201,7 +201,7 @@ func TestOneAfterTheOther(t *testing.T) {
 		ask(s.model, 10).lease.Release(1) // it has had its turn
 		for round := range 2 {
 			large := ask(one, 6000)
-			time.Sleep(time.Millisecond)
+			pass(2 * time.Second)
 			if anywhere() {
 				t.Errorf("round %d: a small one takes what the large one waits for", round)
 			}
@@ -240,6 +240,7 @@ func TestWhatANeighbourWaitsFor(t *testing.T) {
 		}
 		scrape()
 		first, last := s.other(0, 1), s.other(1, 2)
+		s.gate.Explain(s.request("bronze", "a")) // its replicas are known
 		ask := func(band string, m *catalog.Model, prompt int64) *asked {
 			a := s.start(t.Context(), &Request{Model: m, Band: band, Prompt: prompt, Holds: true})
 			a.went()

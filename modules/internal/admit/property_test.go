@@ -90,17 +90,17 @@ func gateProperties(t *rapid.T) {
 		defer g.unlock()
 		for _, o := range g.sets {
 			for band := range g.bands {
-				next := []*waiter{o.head(band, time.Now())}
-				if aside := o.lanes[band].passed(); aside != nil {
-					next = append(next, aside)
+				all := o.lanes[band].passed()
+				if head := o.lanes[band].head(); head != nil {
+					all = append(all, head)
 				}
-				for _, w := range next {
-					if w == nil {
-						continue
-					}
-					if _, _, why, _ := g.turn(w, time.Now()); why == "" {
+				for _, w := range all {
+					if _, why, _ := o.mayGo(&g.bands[band], band, w, time.Now()); why == "" {
 						return w
 					}
+				}
+				if o.lanes[band].n > 0 { // lower bands wait for its head
+					break
 				}
 			}
 		}

@@ -65,7 +65,7 @@ func (f *front) yields(band int, now time.Time) bool {
 
 // mark notes whether requests wait in a band. It needs mu.
 func (s *set) mark(band int) {
-	if f := s.front.Load(); s.lanes[band].n > 0 {
+	if f := s.front.Load(); s.lanes[band].all() > 0 {
 		f.waits.Or(1 << band)
 	} else {
 		f.waits.And(^uint64(1 << band))

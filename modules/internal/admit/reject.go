@@ -134,7 +134,12 @@ func (s *set) ahead(w *waiter) (higher, own int64) {
 	for i := range w.band {
 		higher += s.lanes[i].tokens
 	}
-	return higher, s.lanes[w.band].ahead(w.tenant, w.tokens)
+	l := &s.lanes[w.band]
+	own = l.ahead(w.tenant, w.tokens)
+	if l.aside != nil && w.slots > 1 { // it will be set aside, too
+		own += l.aside.ahead(w.tenant, w.tokens)
+	}
+	return higher, own
 }
 
 // expect bounds what a request of so many sequences allows itself by twice the mean of what
@@ -194,7 +199,7 @@ func (q *queue) lowest() *waiter {
 
 // displace refuses a request that waits. It needs mu.
 func (g *Gate) displace(w *waiter, reason Reason) {
-	g.dequeue(w, false)
+	g.dequeue(w, false, g.now())
 	r := g.refuse(w, reason, 0)
 	r.GaveWay = reason == ReasonFull
 	w.err = r

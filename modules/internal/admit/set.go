@@ -30,6 +30,7 @@ type set struct {
 	demand    []demand    // by band: of the bands above it
 	paced     []time.Time // by band: when the next of it may go into the second half of the slots, see pace
 	waiting   int
+	kept      []kept
 	walk      uint64    // the last of the gate's walks that came here, see around
 	held      average   // how long an engine runs a request, in seconds
 	size      average   // of a request, in tokens that it holds in each of its slots
@@ -50,10 +51,12 @@ type set struct {
 // tags order a set among those that have replicas in common with it: they take turns in a
 // band by tokens, as the tenants of a lane do.
 type tags struct {
-	start float64 // where its next request begins, in tokens
-	clock float64 // the band's virtual time: where the one began that went last, of it or of a neighbour
-	stall hold    // of those of other sets that it precedes
-	large hold    // of all that pass its large requests
+	start float64   // where its next request begins, in tokens
+	clock float64   // the band's virtual time: where the one began that went last, of it or of a neighbour
+	stuck time.Time // since when its next request cannot go; zero if it can, or there is none
+	never float64   // the tokens that were not to be had for long; 0 if all were
+	rest  rest      // of holds for that one
+	aside rest      // and for those that others pass
 }
 
 // busyPeriod is the time in which requests wait.
@@ -198,7 +201,10 @@ func (s *set) went(band int, n needs) {
 	s.running[band] += n.slots
 	s.turns[band] = 0
 	t := &s.tags[band]
-	t.clock, t.stall = max(t.clock, t.start), hold{}
+	t.clock, t.stuck = max(t.clock, t.start), time.Time{}
+	if float64(n.holds) >= t.never {
+		t.never = 0
+	}
 	t.start = t.clock + float64(max(1, n.tokens))
 	for _, o := range s.neighbours() {
 		if band < len(o.set.tags) {
@@ -243,16 +249,19 @@ const (
 	WaitTurn      = "turn"       // others were there before
 )
 
-// mayGo says whether a request may go now, as one of the band, to a replica that is not
-// closed: "" if it may, else why not, and when that ends if it is a matter of time alone.
-// It needs mu.
-func (s *set) mayGo(b *Band, band int, w *waiter, closed []*catalog.Endpoint, now time.Time) (v view, reason string, again time.Time) {
+// mayGo says whether a request may go now, as one of the band: "" if it may, else why not,
+// and when that ends if it is a matter of time alone. It needs mu.
+func (s *set) mayGo(b *Band, band int, w *waiter, now time.Time) (v view, reason string, again time.Time) {
 	h, spare, higher := s.headroom(band, now)
 	q := question{slots: w.slots, hasty: !w.patient(now), urgent: w.urgent(now), tokens: w.holds, ceiling: b.Ceiling, higher: higher, low: b.low}
 	v = s.look(now, q)
 	s.measure(&v)
-	if higher && b.Ceiling < Unlimited && v.ready > 0 {
-		closed = append(closed, s.leave(band, q, &v, now)...)
+	var closed []*catalog.Endpoint
+	if b.Ceiling < Unlimited && v.ready > 0 {
+		closed = s.closed(w, band, now)
+		if higher {
+			closed = append(closed, s.leave(band, q, &v, now)...)
+		}
 	}
 	v.headroom = h
 	if len(closed) > 0 && v.ready > 0 {

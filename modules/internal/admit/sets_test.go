@@ -261,8 +261,8 @@ func TestAgingBesideAnotherModel(t *testing.T) {
 	})
 }
 
-// TestWhatAnotherModelWaitsFor is not taken by a lower band, if that model has all of its
-// replicas.
+// TestWhatAnotherModelWaitsFor: a lower band does not go to a replica on which a higher one
+// of another model waits for room.
 func TestWhatAnotherModelWaitsFor(t *testing.T) {
 	for _, all := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
@@ -288,14 +288,24 @@ func TestWhatAnotherModelWaitsFor(t *testing.T) {
 			if large.went() {
 				t.Fatal("there is no room for it")
 			}
-			for range 31 { // then nothing is left free for gold any more
-				time.Sleep(time.Second)
-				scrape(0.5)
+			var others []*asked
+			for range 4 {
+				low := ask("bronze", s.model, 10)
+				if e, _ := low.lease.Reserved(); !low.went() || !all && e == s.engines[1].replica {
+					t.Errorf("gold has all replicas: %v, bronze goes: %v", all, low.went())
+				}
+				others = append(others, low)
+			}
+			on := make(map[*fleet.Replica]bool)
+			for _, low := range others {
+				e, _ := low.lease.Reserved()
+				on[e] = true
+				low.lease.Release(1)
+			}
+			if len(on) != 1 {
+				t.Error("bronze goes to the replica that is kept for gold")
 			}
 			low := ask("bronze", s.model, 10)
-			if low.went() == all {
-				t.Errorf("gold has all replicas: %v, bronze goes: %v", all, low.went())
-			}
 			scrape(0)
 			time.Sleep(time.Second)
 			if !large.went() || !low.went() {

@@ -88,15 +88,13 @@ func (g *Gate) Explain(r *Request) Verdict {
 	}
 	slots, tokens, _ := s.headroom(w.band, now)
 	out.Headroom, out.HeadroomTokens = v.bound(slots, tokens, s.below(w.band), s.size.value)
-	turn := false // others are before it, and do not let it pass
 	for i := range w.band + 1 {
-		out.Ahead += s.lanes[i].n
-		turn = turn || s.before(i, now)
+		out.Ahead += s.lanes[i].all()
 	}
 	if out.Waits != "" {
 		higher, own := s.ahead(w)
 		out.Tokens = higher + own
-		if turn && p.refused != ReasonNoReplica {
+		if s.before(b, w.band) && p.refused != ReasonNoReplica {
 			out.Waits = WaitTurn // whatever these wait for
 		}
 	}
@@ -127,13 +125,18 @@ func Saturations(m *catalog.Model, now time.Time) map[string]float64 {
 	return all
 }
 
-// saturation returns how full those of the replicas are that take work; ok is false if
-// none does.
+// saturation returns how full those of the replicas are that may be used; ok is false if
+// none may.
 func (s *set) saturation(endpoints []*catalog.Endpoint, now time.Time, p90 bool) (v float64, ok bool) {
 	var all []float64
 	for _, e := range endpoints {
-		if l := e.Replica.Load(now, e.Slots); l.State == schedule.Ready {
-			all = append(all, max(l.Queued/(s.target*e.Weight), l.KVUsage.Or(0)/s.kvCeiling))
+		l := e.Replica.Load(now, e.Slots)
+		full := max(l.Queued/(s.target*e.Weight), l.KVUsage.Or(0)/s.kvCeiling)
+		switch l.State {
+		case schedule.Ready:
+			all = append(all, full)
+		case schedule.Full:
+			all = append(all, max(1, full))
 		}
 	}
 	return schedule.Aggregate(all, p90), len(all) > 0

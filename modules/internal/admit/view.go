@@ -94,6 +94,9 @@ func (s *set) lookAt(endpoints []*catalog.Endpoint, now time.Time, q question) v
 		default:
 			own = l.QueuedWith(need) / queue
 		}
+		if !q.mayQueue(&l, need) {
+			own = math.Inf(1)
+		}
 		if fits && !v.fits || fits == v.fits && cmp.Or(cmp.Compare(own, v.own), cmp.Compare(bestFree, free), cmp.Compare(load, bestLoad)) < 0 {
 			bestFree, bestLoad = free, load
 			v.best, v.turn, v.need, v.takes, v.own, v.load, v.queue = e.Replica, l.Turn, need, takes, own, l.Total+wide, queue
@@ -131,6 +134,14 @@ func (q question) trust(l *fleet.Load) {
 	if !l.Slots.Known() && (q.higher || q.low && l.Proven.Known()) {
 		l.Trust(max(trusted, 2*schedule.Gauge(l.Proven.Or(0))))
 	}
+}
+
+// mayQueue reports whether a request that needs so many slots goes to a replica as far as
+// the gateway's own requests there are concerned: while higher bands are in use it does not
+// if it would have to wait for these, since it would take the slot that one of a higher band
+// frees for its next.
+func (q question) mayQueue(l *fleet.Load, need float64) bool {
+	return !q.higher || !(l.Own+need > float64(l.Slots))
 }
 
 // kvLimit is how full a replica's KV cache may be, as a part of kv_ceiling. Lower

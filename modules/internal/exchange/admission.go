@@ -119,7 +119,7 @@ func (x *Exchange) admission(m *catalog.Model) *admit.Request {
 // Admission is what the gate is told of a request for a model whose body was scanned,
 // less whose it is.
 func Admission(m *catalog.Model, f *openai.Fields, body []byte, work Work) *admit.Request {
-	prompts := f.Prompts(body)
+	prompts := f.Prompts(work == WorkGenerate)
 	r := &admit.Request{
 		Model: m, Bytes: int64(len(body)), Sequences: f.Sequences(prompts), Prompt: int64(PromptTokens(f)),
 	}

@@ -13,6 +13,8 @@ type Load struct {
 	State schedule.State
 	// Total is how many requests it has.
 	Total float64
+	// Own is how many of these are the gateway's.
+	Own float64
 	// Queued is how many requests wait in it: those beyond its batch capacity, or
 	// beyond what it ran when it last said that some wait.
 	Queued float64
@@ -52,9 +54,10 @@ func (l *Load) Trust(slots schedule.Gauge) {
 	l.settle()
 }
 
-// Plus returns the estimate with n requests more, or fewer with n below 0.
+// Plus returns the estimate with n of the gateway's requests more, or fewer with n below 0.
 func (l Load) Plus(n float64) Load {
 	l.Total += n
+	l.Own += n
 	l.settle()
 	return l
 }
@@ -110,7 +113,7 @@ func (r *Replica) Load(now time.Time, slots int) Load {
 			l.FreeTokens = schedule.Gauge(n - r.used(s, n))
 		}
 	}
-	l.Total = total
+	l.Total, l.Own = total, own
 	if slots > 0 {
 		l.Slots = schedule.Gauge(slots)
 	}

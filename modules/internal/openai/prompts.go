@@ -5,20 +5,15 @@ import "strings"
 // MaxSequences is the most that [Fields.Sequences] returns.
 const MaxSequences = 1 << 12
 
-// Prompts counts the prompts in the body that f was scanned from, up to MaxSequences:
-// the items of a list of strings or of lists (of token ids). A list of numbers is one
-// prompt, as one of objects is, which are messages or parts; but of texts to compare or to
-// rank each is one, also as an object.
-func (f *Fields) Prompts(body []byte) int64 {
-	most := int64(1)
-	for i, s := range f.Prompt() {
-		first := `"[`
-		if f.texts>>i&1 != 0 && !f.chat {
-			first = `"[{`
-		}
-		most = max(most, items(s.Of(body), first))
+// Prompts counts the prompts, from 1 to MaxSequences: the items of a list of strings or of
+// lists (of token ids). A list of numbers is one prompt, as one of objects is, which are
+// messages, parts, or documents for a template; but where text is compared or ranked each
+// object is one.
+func (f *Fields) Prompts(generates bool) int64 {
+	if generates {
+		return max(1, f.items)
 	}
-	return most
+	return max(1, f.items, f.objects)
 }
 
 // Sequences is how many sequences an engine makes of a request of so many prompts, each

@@ -66,8 +66,9 @@ type Fields struct {
 	PromptBytes, MediaBytes int
 	prompt                  [8]Span
 	prompts                 int
-	texts                   int  // bits of those that are lists of texts to compare, of objects or not
-	chat                    bool // there are messages
+	// How many items the longest list of strings or lists in the prompt has, and the longest
+	// list of objects that are texts to compare.
+	items, objects int64
 
 	open      int // offset behind the opening brace
 	multipart bool
@@ -216,10 +217,9 @@ func Scan(body []byte) (Fields, error) {
 		case keyCacheSalt:
 			f.CacheSalt = s
 		case keyPrompt:
-			f.chat = f.chat || string(plainKey(m.key)) == "messages"
 			f.addPrompt(body, s)
 		case keyTexts:
-			f.texts |= 1 << f.prompts
+			f.objects = max(f.objects, items(raw, "{"))
 			f.addPrompt(body, s)
 		}
 	}
@@ -305,6 +305,7 @@ func (f *Fields) addPrompt(body []byte, s Span) {
 	media := mediaBytes(s.Of(body))
 	f.MediaBytes += media
 	f.PromptBytes += s.End - s.Start - media
+	f.items = max(f.items, items(s.Of(body), `"[`))
 	if f.prompts < len(f.prompt) {
 		f.prompt[f.prompts] = s
 		f.prompts++

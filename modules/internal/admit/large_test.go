@@ -1,0 +1,231 @@
+package admit
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/llmgw/llmgw/modules/internal/fleet"
+)
+
+// TestBurstOfLargeOnes: one request of another tenant does not wait for a burst, of whatever
+// number of sequences its requests are.
+func TestBurstOfLargeOnes(t *testing.T) {
+	for _, n := range []int64{1, 2} {
+		synctest.Test(t, func(t *testing.T) {
+			s := strict(t, 1, 8)
+			ctx, stop := context.WithCancel(t.Context())
+			go s.memory(ctx, 1_000_000)
+			for range 8 {
+				s.stream(ctx, *s.request("silver", "x"), time.Second, time.Second)
+				time.Sleep(time.Second / 8)
+			}
+			time.Sleep(10 * time.Second)
+			for range 300 / n {
+				r := *s.request("silver", "g")
+				r.Sequences, r.Output = n, 50*n
+				s.stream(ctx, r, time.Hour, time.Second)
+			}
+			time.Sleep(time.Second)
+			went, refused := s.stream(ctx, *s.request("silver", "f"), time.Second, time.Second)
+			time.Sleep(24 * time.Second)
+			if went.Load() < 22 || refused.Load() > 0 {
+				t.Errorf("beside a burst with n %d: of 24 %d went, %d refused", n, went.Load(), refused.Load())
+			}
+			stop()
+			time.Sleep(time.Hour)
+			s.atRest(t)
+		})
+	}
+}
+
+// TestLargeOnesBesideOneThatNeverFits: those of another tenant of the band go all the same.
+func TestLargeOnesBesideOneThatNeverFits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithCancel(t.Context())
+		s := strict(t, 1, 8)
+		go s.memory(ctx, 10_000)
+		time.Sleep(time.Millisecond)
+		for range 5 {
+			time.Sleep(time.Second / 5)
+			r := *s.request("platinum", "p")
+			r.Prompt = 950
+			s.stream(ctx, r, time.Second, 999*time.Millisecond)
+		}
+		time.Sleep(5 * time.Second)
+		never := *s.request("silver", "evil")
+		never.Prompt = 6000
+		s.stream(ctx, never, 5*time.Second, time.Second)
+		time.Sleep(10 * time.Second)
+		for range 2 {
+			s.stream(ctx, *s.request("silver", "s"), 600*time.Millisecond, time.Second)
+		}
+		r := *s.request("silver", "good")
+		r.Sequences = 2
+		went, refused := s.stream(ctx, r, 5*time.Second, time.Second)
+		time.Sleep(3 * time.Minute)
+		if went.Load() < 33 || refused.Load() > 0 {
+			t.Errorf("of 36 %d went, %d refused", went.Load(), refused.Load())
+		}
+		stop()
+		time.Sleep(time.Minute)
+		s.atRest(t)
+	})
+}
+
+// TestStreamOfUsualSize: requests that are no larger than usual ones, and never fit, stop
+// neither their band nor lower ones.
+func TestStreamOfUsualSize(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithCancel(t.Context())
+		s := strict(t, 1, 8)
+		go s.memory(ctx, 10_000)
+		time.Sleep(time.Millisecond)
+		for range 3 {
+			time.Sleep(time.Second / 3)
+			r := *s.request("platinum", "p")
+			r.Prompt = 2450
+			s.stream(ctx, r, time.Second, 999*time.Millisecond)
+		}
+		time.Sleep(30 * time.Second)
+		silver, _ := s.stream(ctx, *s.request("silver", "s"), time.Second, time.Second/2)
+		bronze, _ := s.stream(ctx, *s.request("bronze", "b"), time.Second, time.Second/2)
+		r := *s.request("silver", "evil")
+		r.Prompt = 3000
+		never, _ := s.stream(ctx, r, 5*time.Second, time.Second)
+		time.Sleep(3 * time.Minute)
+		if never.Load() > 0 || silver.Load() < 165 || bronze.Load() < 150 {
+			t.Errorf("of 180: silver %d, bronze %d; %d went that cannot", silver.Load(), bronze.Load(), never.Load())
+		}
+		stop()
+		time.Sleep(time.Minute)
+		s.atRest(t)
+	})
+}
+
+// TestManyModelsThatCannotGo hold up another one on the same replica for no longer than one
+// does.
+func TestManyModelsThatCannotGo(t *testing.T) {
+	for _, models := range []int{1, 12} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSite(1, 8, time.Second)
+			s.model.Endpoints[0].Slots, s.model.TargetWaiting = 8, 20
+			ctx, stop := context.WithCancel(t.Context())
+			go func() { // another gateway keeps it so
+				for ; ctx.Err() == nil; time.Sleep(time.Second / 2) {
+					s.engines[0].replica.SetStats(&fleet.Stats{At: time.Now(), Waiting: 3, Running: 8, KVUsage: 0})
+				}
+			}()
+			time.Sleep(time.Second)
+			s.stream(ctx, *s.request("silver", "b"), time.Second, 100*time.Millisecond)
+			time.Sleep(3 * time.Second)
+			for i := range models {
+				m := s.other(0, 1)
+				m.Name, m.TargetWaiting = fmt.Sprint("n", i), 2+float64(i)/100
+				r := *s.request("silver", "a")
+				r.Model = m
+				s.stream(ctx, r, time.Second, time.Second)
+			}
+			time.Sleep(45 * time.Second)
+			held := 0
+			for range 1200 {
+				time.Sleep(100 * time.Millisecond)
+				if s.gate.Explain(s.request("silver", "z")).Waits != "" {
+					held++
+				}
+			}
+			if held > 150 {
+				t.Errorf("beside %d models: it is held up %d times of 1200", models, held)
+			}
+			stop()
+			time.Sleep(time.Minute)
+			s.atRest(t)
+		})
+	}
+}
+
+// TestWideOfLongRequests: what takes longer than requests may wait is waited for as well.
+func TestWideOfLongRequests(t *testing.T) {
+	for _, takes := range []time.Duration{time.Second, 40 * time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, stop := context.WithCancel(t.Context())
+			s := strict(t, 1, 8)
+			go s.memory(ctx, 1_000_000)
+			time.Sleep(time.Millisecond)
+			s.stream(ctx, *s.request("silver", "s"), takes/9, takes)
+			time.Sleep(5 * takes)
+			r := *s.request("silver", "w")
+			r.Sequences = 2
+			went, _ := s.stream(ctx, r, takes, takes)
+			time.Sleep(40 * takes)
+			if went.Load() < 35 {
+				t.Errorf("requests take %v: of 40 with two sequences %d went", takes, went.Load())
+			}
+			stop()
+			time.Sleep(2 * time.Minute)
+			s.atRest(t)
+		})
+	}
+}
+
+// TestLowerBandsDoNotQueueBeforeHigherOnes: the slot that a client of a higher band frees is
+// there for its next request, not for one of a lower band that waits in the engine.
+func TestLowerBandsDoNotQueueBeforeHigherOnes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(2, 4, time.Second)
+		for _, e := range s.model.Endpoints {
+			e.Slots = 4
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		go s.scrapes(ctx)
+		for range 30 {
+			go func() {
+				for ctx.Err() == nil {
+					_, _ = s.ask(ctx, "bronze", "b", false)
+				}
+			}()
+		}
+		time.Sleep(10 * time.Second)
+		var all, late atomic.Int64
+		for range 2 {
+			go func() {
+				for ctx.Err() == nil {
+					d, err := s.ask(ctx, "platinum", "p", false)
+					if all.Add(1); err != nil || d > 100*time.Millisecond {
+						late.Add(1)
+					}
+					time.Sleep(time.Millisecond)
+				}
+			}()
+		}
+		time.Sleep(2 * time.Minute)
+		if late.Load() > all.Load()/20 {
+			t.Errorf("%d of %d of platinum wait", late.Load(), all.Load())
+		}
+		stop()
+		time.Sleep(time.Minute)
+		s.atRest(t)
+	})
+}
+
+// TestExplainKeepsNothing: to say what would become of a request keeps no replica for one.
+func TestExplainKeepsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, lease := patient(t, func(*Band) {})
+		other := s.other(0, 1)
+		other.TargetWaiting = 2
+		r := s.request("silver", "a")
+		r.Model = other
+		for range 3 {
+			s.gate.Explain(r)
+		}
+		if len(s.gate.holds) > 0 {
+			t.Error("it keeps one")
+		}
+		lease.Release(1)
+		s.atRest(t)
+	})
+}
