@@ -127,11 +127,11 @@ func (g *Gate) next(s *set, band int, now time.Time) (went bool, again time.Time
 func (g *Gate) let(all []*waiter, claims bool, now time.Time) bool {
 	for i, w := range all {
 		v, reason, _ := w.set.mayGo(&g.bands[w.band], w.band, w, now)
+		if reason != "" && claims && i == 0 && g.claim(w, reason, now) { // it may be urgent now
+			v, reason, _ = w.set.mayGo(&g.bands[w.band], w.band, w, now)
+		}
 		if reason == "" && g.grant(w, v, now) {
 			return true
-		}
-		if claims && i == 0 {
-			g.claim(w, reason, now)
 		}
 	}
 	return false

@@ -55,16 +55,16 @@ func (h *hold) against(w *waiter, band int, now time.Time) bool {
 }
 
 // claim keeps a replica for a request that cannot go for this reason, if there is one to be
-// kept, and if others could take what it waits for. It needs mu.
-func (g *Gate) claim(w *waiter, reason string, now time.Time) {
+// kept, and if others could take what it waits for. It returns whether it does. It needs mu.
+func (g *Gate) claim(w *waiter, reason string, now time.Time) bool {
 	s, aside := w.set, w.lane.of != nil
 	switch {
 	case w.hold != nil || reason != WaitSaturated && reason != WaitHeadroom && reason != WaitTokens:
-		return
+		return false
 	case now.Before(w.rest().until), aside && w.patient(now):
-		return
+		return false
 	case !aside && len(s.neighbours()) == 0: // those behind it need no less
-		return
+		return false
 	}
 	var best *catalog.Endpoint
 	var least, turns float64
@@ -83,7 +83,7 @@ func (g *Gate) claim(w *waiter, reason string, now time.Time) {
 		}
 	}
 	if best == nil {
-		return
+		return false
 	}
 	if w.slots == 1 {
 		turns *= heldFor
@@ -94,6 +94,7 @@ func (g *Gate) claim(w *waiter, reason string, now time.Time) {
 	for _, n := range s.neighbours() {
 		n.set.keep(h)
 	}
+	return true
 }
 
 // keep notes a hold if the set has the replica.
