@@ -106,12 +106,23 @@ func (s *site) atRest(t rapid.TB) {
 			if o.running[i] != 0 || o.standing[i] != 0 {
 				t.Errorf("band %d: %d slots are in use, %d are waited for", i, o.running[i], o.standing[i])
 			}
-			if l := &o.lanes[i]; o.waiting != 0 || l.n != 0 || l.tokens != 0 || len(l.turn) != 0 || len(l.flows) != 0 {
+			if l := &o.lanes[i]; o.waiting != 0 || l.all() != 0 || l.tokens != 0 || len(l.turn) != 0 || len(l.flows) != 0 {
 				t.Errorf("lane %d: %d wait, %+v", i, o.waiting, l)
 			}
 		}
+		if len(o.kept) != 0 {
+			t.Errorf("%d replicas are kept", len(o.kept))
+		}
+	}
+	for r, h := range s.gate.holds {
+		if h.w != nil {
+			t.Errorf("%s is kept", r.ID)
+		}
 	}
 	for _, e := range s.engines {
+		if at := e.replica.Stats().At; !at.IsZero() {
+			e.scrape() // the last one may have seen one that was about to end
+		}
 		if l := e.replica.Load(time.Now(), 0); e.replica.Inflight() != 0 || e.replica.PendingTokens() != 0 || l.Total != 0 {
 			t.Errorf("%s: %d in flight, %d tokens, %v in all", e.replica.ID, e.replica.Inflight(), e.replica.PendingTokens(), l.Total)
 		}

@@ -54,8 +54,8 @@ func (h *hold) against(w *waiter, band int, now time.Time) bool {
 	}
 }
 
-// claim keeps a replica for a request that cannot go for this reason, if there is one to be
-// kept, and if others could take what it waits for. It returns whether it does. It needs mu.
+// claim keeps a replica for a request that cannot go for this reason, if there is one that
+// neither rests nor is kept for one before it, and if others could take what it waits for. It returns whether it does. It needs mu.
 func (g *Gate) claim(w *waiter, reason string, now time.Time) bool {
 	s, aside := w.set, w.lane.of != nil
 	switch {
@@ -70,7 +70,10 @@ func (g *Gate) claim(w *waiter, reason string, now time.Time) bool {
 	var least, turns float64
 	for _, e := range s.endpoints {
 		l := e.Replica.Load(now, e.Slots)
-		if l.State != schedule.Ready || g.holds[e.Replica] != nil || l.Tokens.Known() && float64(l.Tokens) < float64(w.holds) {
+		if l.State != schedule.Ready || l.Tokens.Known() && float64(l.Tokens) < float64(w.holds) {
+			continue
+		}
+		if h := g.holds[e.Replica]; h != nil && (h.w == nil || h.against(w, w.band, now)) {
 			continue
 		}
 		queue := l.Total / max(1, l.Slots.Or(l.Total))
@@ -87,6 +90,9 @@ func (g *Gate) claim(w *waiter, reason string, now time.Time) bool {
 	}
 	if w.slots == 1 {
 		turns *= heldFor
+	}
+	if h := g.holds[best.Replica]; h != nil { // whose turn is after w's
+		g.unhold(h.w)
 	}
 	h := &hold{replica: best.Replica, w: w, from: now, until: now.Add(time.Duration(turns * float64(s.patience())))}
 	w.hold, g.holds[h.replica] = h, h
