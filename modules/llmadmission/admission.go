@@ -115,7 +115,7 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	for d.NextBlock(0) {
 		into := map[string]*string{"band": &h.Band, "tenant": &h.Tenant}[d.Val()]
 		if into == nil {
-			return d.Errf("unknown llm_admission option %q", d.Val())
+			return d.Errf("unknown llm_admission option %q: use band or tenant", d.Val())
 		}
 		if !d.AllArgs(into) {
 			return d.ArgErr()

@@ -219,7 +219,7 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 			return err
 		}
 		if !known {
-			return d.Errf("unknown llm_api option %q", d.Val())
+			return d.Errf("unknown llm_api option %q: use body_limit, inject_usage, debug_headers, open or path", d.Val())
 		}
 	}
 	return nil

@@ -87,7 +87,7 @@ func parseLLM(h httpcaddyfile.Helper) ([]httpcaddyfile.ConfigValue, error) {
 			return nil, err
 		}
 		if !known {
-			return nil, h.Errf("unknown llm option %q", h.Val())
+			return nil, h.Errf("unknown llm option %q: use key, band, tenant, body_limit, inject_usage, debug_headers, open or path", h.Val())
 		}
 	}
 	keysHandler, err := keys.handler(h)

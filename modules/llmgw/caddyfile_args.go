@@ -64,8 +64,10 @@ func durationArg(d *caddyfile.Dispenser, least time.Duration, into *caddy.Durati
 		switch {
 		case strings.HasSuffix(option, "_timeout"):
 			instead = `there is no "no limit"`
-		case option == "replica_wait", option == "deadline":
+		case option == "replica_wait":
 			instead = "leave it out to have none"
+		case option == "deadline":
+			instead = "leave it out for that of queue_ttl"
 		}
 		return d.Errf("%s %s: must be at least %v; %s", option, text, least, instead)
 	}

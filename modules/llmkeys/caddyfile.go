@@ -93,5 +93,5 @@ func (k *Key) option(d *caddyfile.Dispenser) error {
 		}
 		return nil
 	}
-	return d.Errf("unknown key option %q", d.Val())
+	return d.Errf("unknown key option %q: use name, models, routing, profiles, band, weight or debug", d.Val())
 }
