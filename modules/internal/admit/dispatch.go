@@ -90,10 +90,10 @@ func (g *Gate) next(s *set, band int, now time.Time) (went bool, again time.Time
 	b, lane := &g.bands[band], &s.lanes[band]
 	for {
 		// What a higher band waits for, this one does not take: no need to look again.
-		if s.stuck == g.rounds && b.Ceiling < Unlimited {
+		if s.blocked == g.rounds && b.Ceiling < Unlimited {
 			return false, again
 		}
-		head, passed := lane.head(), lane.passed()
+		head, passed := lane.head(), s.passed(lane)
 		turn := len(passed) > 0 && lane.turnOf(passed[0])
 		if turn && g.let(passed, true, now) {
 			return true, again
@@ -102,24 +102,36 @@ func (g *Gate) next(s *set, band int, now time.Time) (went bool, again time.Time
 			return false, again
 		}
 		v, reason, when := s.mayGo(b, band, head, now)
-		switch {
-		case reason == "":
+		if head.large(reason) {
+			s.setAside(head)
+			continue
+		}
+		if reason != "" && g.claim(head, reason, now) {
+			v, reason, when = s.mayGo(b, band, head, now) // it was kept for one after it
+		}
+		if reason == "" {
 			if g.grant(head, v, now) {
 				return true, again
 			}
 			continue // another took the room meanwhile
-		case head.large(reason, now):
-			s.setAside(head)
-			continue
 		}
 		again = earlier(again, when)
-		s.stuck = g.rounds
-		if t := &s.tags[band]; t.stuck.IsZero() {
-			t.stuck = now
-		}
-		g.claim(head, reason, now)
+		s.blocked = g.rounds
+		s.waits(head, reason, now)
 		return !turn && g.let(passed, false, now), again
 	}
+}
+
+// passed returns a few of a lane's that others pass, with the one for which a replica is kept.
+func (s *set) passed(l *lane) []*waiter {
+	all := l.passed()
+	if l.aside == nil {
+		return nil
+	}
+	if w := s.holder(l.aside); w != nil && !slices.Contains(all, w) {
+		all = append(all, w)
+	}
+	return all
 }
 
 // let lets one of these go, which are of one band of a set, and keeps a replica for the
@@ -167,7 +179,7 @@ func (g *Gate) repay(s *set, band int, now time.Time) bool {
 	}
 	lane := &s.lanes[band]
 	for {
-		all, head := lane.passed(), lane.head()
+		all, head := s.passed(lane), lane.head()
 		if head != nil && (len(all) == 0 || !lane.turnOf(all[0])) {
 			all = append([]*waiter{head}, all...)
 		} else if head != nil {
@@ -179,7 +191,7 @@ func (g *Gate) repay(s *set, band int, now time.Time) bool {
 			if reason == "" && g.grant(w, v, now) {
 				return true
 			}
-			if w == head && w.large(reason, now) {
+			if w == head && w.large(reason) {
 				s.setAside(w)
 				aside = true
 			}
@@ -200,8 +212,15 @@ func (g *Gate) grant(w *waiter, v view, now time.Time) bool {
 	if lease == nil {
 		return false
 	}
+	s := w.set
+	if w.urgent(now) && s.yields(w.band, now) {
+		s.tags[w.band].calm = now.Add(agingShare * s.patience())
+	}
+	if other := s.holder(w.lane); w.lane.of == nil && other != nil {
+		g.unhold(other) // it is for the lane
+	}
 	g.dequeue(w, true, now)
-	w.set.went(w.band, w.needs)
+	s.went(w.band, w.needs)
 	w.lease = lease
 	close(w.ready)
 	return true

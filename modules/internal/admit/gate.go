@@ -261,7 +261,6 @@ func (g *Gate) dequeue(w *waiter, goes bool, now time.Time) {
 	switch {
 	case w.hold == nil:
 	case goes:
-		*w.rest() = rest{}
 		g.unhold(w)
 	default:
 		g.fail(w, now)

@@ -9,14 +9,15 @@ import (
 	"github.com/llmgw/llmgw/modules/schedule"
 )
 
-// hold keeps a replica for one request, whose turn it is and which finds no room: others
-// take what is freed there again and again, since they need less, or since their model
-// lets engines be fuller. Only requests of higher bands, and those whose turn is before its,
-// go there meanwhile. It may wait for what never comes: so a hold ends after a while, and
-// the replica rests for nine times as long before it is kept for anyone again.
+// hold keeps a replica for a request, whose turn it is and which finds no room: others take
+// what is freed there again and again, since they need less, or since their model lets
+// engines be fuller. Only requests of higher bands, and those whose turn is before its, go
+// there meanwhile. It may wait for what never comes: so a hold ends after a while, and the
+// replica rests for nine times as long before it is kept for anyone again.
 type hold struct {
 	replica *fleet.Replica
 	w       *waiter // for whom it is kept; nil while it rests
+	start   float64 // where its turn is among those of other sets, see [tags]
 	from    time.Time
 	until   time.Time // when it ends, or has rested
 }
@@ -27,21 +28,16 @@ type kept struct {
 	hold     *hold
 }
 
-// rest is what became of the holds of a band's requests in a set.
-type rest struct {
-	failed int       // how many in a row were of no use
-	until  time.Time // when there may be another
-}
+const (
+	// heldFor is for how many times as long as requests take a replica is kept at most: of
+	// those that run there hardly one runs for longer. What waits in it comes on top, in as
+	// many turns, but for no more than maxQueues.
+	heldFor   = 4
+	maxQueues = 8
+)
 
-// heldFor is for how many times as long as requests take a replica is kept at most: of
-// those that run there hardly one runs for longer. For many slots it is as long as they
-// take: half of them end in less, and half of the slots is what it takes.
-const heldFor = 4
-
-// maxFailed is how many holds in a row make the time until the next one longer.
-const maxFailed = 6
-
-// against reports whether a request, as one of a band, does not go to the replica.
+// against reports whether a request, as one of a band, does not go to the replica. Who is
+// before the holder in its lane does; of those that others pass, the holder alone.
 func (h *hold) against(w *waiter, band int, now time.Time) bool {
 	c := h.w
 	switch {
@@ -49,21 +45,36 @@ func (h *hold) against(w *waiter, band int, now time.Time) bool {
 		return false
 	case band != c.band:
 		return band > c.band
+	case w.set == c.set:
+		return w.lane != c.lane || w.lane.of != nil
 	default:
-		return !w.set.precedes(c.set, band)
+		return w.set.tags[band].start >= h.start
 	}
 }
 
-// claim keeps a replica for a request that cannot go for this reason, if there is one that
-// neither rests nor is kept for one before it, and if others could take what it waits for. It returns whether it does. It needs mu.
+// holder returns the request of a lane for which a replica is kept, or nil.
+func (s *set) holder(l *lane) *waiter {
+	for _, k := range s.kept {
+		if w := k.hold.w; w != nil && w.lane == l {
+			return w
+		}
+	}
+	return nil
+}
+
+// claim keeps a replica for a request that cannot go for this reason, the first of its lane,
+// if one neither rests nor is kept for a request before it. There is no need to if nobody
+// could take what it waits for. It returns whether one is kept from now on. It needs mu.
 func (g *Gate) claim(w *waiter, reason string, now time.Time) bool {
 	s, aside := w.set, w.lane.of != nil
 	switch {
-	case w.hold != nil || reason != WaitSaturated && reason != WaitHeadroom && reason != WaitTokens:
+	case reason != WaitSaturated && reason != WaitHeadroom && reason != WaitTokens:
 		return false
-	case now.Before(w.rest().until), aside && w.patient(now):
+	case now.Before(*w.rest()), aside && w.patient(now), s.holder(w.lane) != nil:
 		return false
 	case !aside && len(s.neighbours()) == 0: // those behind it need no less
+		return false
+	case w.slots > 1 && s.tags[w.band].calm.Sub(now) > s.patience() && s.yields(w.band, now): // of no use yet, see urgent
 		return false
 	}
 	var best *catalog.Endpoint
@@ -82,25 +93,31 @@ func (g *Gate) claim(w *waiter, reason string, now time.Time) bool {
 			full = max(full, 1-float64(l.FreeTokens)/float64(l.Tokens))
 		}
 		if best == nil || full < least {
-			best, least, turns = e, full, max(1, queue)
+			best, least, turns = e, full, min(max(1, queue), maxQueues)
 		}
 	}
 	if best == nil {
 		return false
 	}
-	if w.slots == 1 {
-		turns *= heldFor
-	}
 	if h := g.holds[best.Replica]; h != nil { // whose turn is after w's
 		g.unhold(h.w)
 	}
-	h := &hold{replica: best.Replica, w: w, from: now, until: now.Add(time.Duration(turns * float64(s.patience())))}
+	h := &hold{
+		replica: best.Replica, w: w, start: s.tags[w.band].start,
+		from: now, until: now.Add(time.Duration(heldFor * turns * float64(s.patience()))),
+	}
 	w.hold, g.holds[h.replica] = h, h
 	s.keep(h)
 	for _, n := range s.neighbours() {
 		n.set.keep(h)
 	}
 	return true
+}
+
+// yields reports whether a band leaves slots free for higher ones.
+func (s *set) yields(band int, now time.Time) bool {
+	slots, _, _ := s.headroom(band, now)
+	return slots > 0
 }
 
 // keep notes a hold if the set has the replica.
@@ -112,11 +129,11 @@ func (s *set) keep(h *hold) {
 	}
 }
 
-// rest returns what became of the holds of those like w.
-func (w *waiter) rest() *rest {
+// rest is until when no replica is kept for those like w.
+func (w *waiter) rest() *time.Time {
 	t := &w.set.tags[w.band]
 	if w.lane.of != nil {
-		return &t.aside
+		return &t.asideRest
 	}
 	return &t.rest
 }
@@ -133,19 +150,15 @@ func (g *Gate) unhold(w *waiter) {
 	}
 }
 
-// fail ends the hold of a request for which it was of no use. It needs mu.
+// fail ends the hold of a request for which it was of no use. Those like it rest for longer
+// than the replica, so that others get it first. It needs mu.
 func (g *Gate) fail(w *waiter, now time.Time) {
 	h := w.hold
 	g.unhold(w)
-	pause := (agingShare - 1) * now.Sub(h.from)
-	h.until = now.Add(pause)
+	held := now.Sub(h.from)
+	h.until = now.Add((agingShare - 1) * held)
 	g.holds[h.replica] = h
-	r := w.rest()
-	r.until = now.Add(pause << r.failed)
-	r.failed = min(r.failed+1, maxFailed)
-	if w.lane.of != nil {
-		w.lane.skip(w)
-	}
+	*w.rest() = now.Add(agingShare * held)
 }
 
 // expire ends the holds whose time is over. It needs mu.
@@ -154,7 +167,10 @@ func (g *Gate) expire(now time.Time) {
 		switch {
 		case now.Before(h.until):
 		case h.w != nil:
-			g.fail(h.w, now)
+			w := h.w
+			if g.fail(w, now); w.lane.of != nil {
+				w.lane.skip(w)
+			}
 		default:
 			delete(g.holds, r)
 		}
@@ -192,29 +208,38 @@ func (w *waiter) patience() time.Duration {
 func (w *waiter) patient(now time.Time) bool { return now.Sub(w.since) <= w.patience() }
 
 // urgent reports whether a request of many slots takes what is left free for higher bands:
-// while a replica is kept for it, and once it has waited for ten times as long as requests
-// take, or half of its time.
+// when a replica has been kept for it for as long as requests take, and once in ten times as
+// long in a band.
 func (w *waiter) urgent(now time.Time) bool {
-	return w.slots > 1 && w.hold != nil && now.Sub(w.since) > min(agingShare*w.set.patience(), w.deadline.Sub(w.since)/2)
+	return w.slots > 1 && w.hold != nil && now.Sub(w.hold.from) > w.set.patience() && !now.Before(w.set.tags[w.band].calm)
 }
 
 // large reports whether a request waits for this reason since it takes more than others do:
 // many slots, or much room in a KV cache, which is an eighth of one, and twice as much as
 // others take or what was not to be had for long. Others may go before it, then.
-func (w *waiter) large(reason string, now time.Time) bool {
-	s := w.set
+func (w *waiter) large(reason string) bool {
 	switch reason {
 	case WaitSaturated:
 		return w.slots > 1
 	case WaitHeadroom, WaitTokens:
-		if holds := float64(w.holds); w.slots == 1 {
-			t := &s.tags[w.band]
-			if holds > s.room/8 && !t.stuck.IsZero() && now.Sub(t.stuck) > heldFor*s.patience() && (t.never == 0 || holds < t.never) {
-				t.never = holds
-			}
-			return holds > s.room/8 && (s.size.known && holds > 2*s.size.value || t.never > 0 && holds >= t.never)
-		}
-		return true
+		s, holds := w.set, float64(w.holds)
+		never := s.tags[w.band].never
+		return w.slots > 1 || s.much(w) && (s.size.known && holds > 2*s.size.value || never > 0 && holds >= never)
 	}
 	return false
+}
+
+// much reports whether a request holds much of a KV cache.
+func (s *set) much(w *waiter) bool { return float64(w.holds) > s.room/8 }
+
+// waits notes that the head of a lane cannot go for this reason, and whether what it needs was
+// not to be had for long.
+func (s *set) waits(w *waiter, reason string, now time.Time) {
+	t := &s.tags[w.band]
+	switch {
+	case t.stuck.IsZero():
+		t.stuck = now
+	case now.Sub(t.stuck) > heldFor*s.patience() && s.much(w) && reason != WaitSaturated && (t.never == 0 || float64(w.holds) < t.never):
+		t.never = float64(w.holds)
+	}
 }

@@ -19,7 +19,7 @@ type set struct {
 	target    float64     // waiting requests that fill a replica
 	kvCeiling float64     // KV usage that does
 	kvReserve float64     // share of the tokens that is left free
-	stuck     uint64      // the round of dispatch in which it was found that no lower band goes
+	blocked   uint64      // the round of dispatch in which it was found that no lower band goes
 	lanes     []lane      // by band, the highest first
 	ages      []list      // by band: the same, by arrival
 	turns     []int       // by band: how many requests of higher ones went since one of it did
@@ -55,8 +55,10 @@ type tags struct {
 	clock float64   // the band's virtual time: where the one began that went last, of it or of a neighbour
 	stuck time.Time // since when its next request cannot go; zero if it can, or there is none
 	never float64   // the tokens that were not to be had for long; 0 if all were
-	rest  rest      // of holds for that one
-	aside rest      // and for those that others pass
+	rest  time.Time // until then no replica is kept for that one
+	calm  time.Time // until then none takes what is left free for higher bands
+	// asideRest is as rest, for those that others pass.
+	asideRest time.Time
 }
 
 // busyPeriod is the time in which requests wait.
