@@ -32,6 +32,8 @@ type Request struct {
 	// Sequences is how many the engine makes of it, each of which takes a slot: the
 	// choices, or the prompts of a list. 0 is 1.
 	Sequences int64
+	// Alone says that it goes only to a replica that has nothing else.
+	Alone bool
 	// Bytes is the length of its body.
 	Bytes int64
 	// Waited is how long it has waited already, for another model.
@@ -128,7 +130,8 @@ type waiter struct {
 	lane     *lane
 	flow     *flow
 	share    *share
-	hold     *hold   // of a replica, for it; nil if there is none
+	hold     *hold // of a replica, for it; nil if there is none
+	alone    bool
 	wasAside bool    // when the queues are made anew
 	ahead    float64 // how far its tenant was ahead of the lane, when the queues are made anew
 

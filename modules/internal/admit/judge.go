@@ -14,7 +14,7 @@ func (g *Gate) newWaiter(r *Request, now time.Time) *waiter {
 	band, s := g.band(r.Band), g.set(r.Model, now)
 	w := &waiter{
 		model: r.Model, name: g.bands[band].Name, band: band, tenant: r.Tenant, weight: r.Weight, fallbacks: r.Fallbacks,
-		needs: s.needs(r), least: r.Least, asked: r.Deadline, bytes: r.Bytes, since: now.Add(-r.Waited), set: s,
+		alone: r.Alone, needs: s.needs(r), least: r.Least, asked: r.Deadline, bytes: r.Bytes, since: now.Add(-r.Waited), set: s,
 	}
 	if !(w.weight > 0) {
 		w.weight = 1

@@ -104,6 +104,8 @@ func (l *Lease) Room(e *catalog.Endpoint, load fleet.Load, target float64) sched
 	switch {
 	case l != nil && slices.ContainsFunc(l.closed, func(o *catalog.Endpoint) bool { return o.Replica == e.Replica }):
 		return schedule.RoomNone
+	case l != nil && l.question.alone && load.Total > 0:
+		return schedule.RoomNone
 	case load.FreeTokens.Known() && float64(load.FreeTokens) < holds && load.Total > 0:
 		return schedule.RoomQueue
 	case !load.Free.Known() || float64(load.Free) >= min(need, load.Slots.Or(need)):

@@ -79,7 +79,7 @@ const maxRaces = 8
 // pass lets a request through that nobody stands before, or returns nil.
 func (g *Gate) pass(r *Request, now time.Time) *Lease {
 	known, ok := g.quick.Load(r.Model)
-	if !ok {
+	if !ok || r.Alone {
 		return nil
 	}
 	s := known.(*set).use(now)

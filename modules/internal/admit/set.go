@@ -255,7 +255,7 @@ const (
 // and when that ends if it is a matter of time alone. It needs mu.
 func (s *set) mayGo(b *Band, band int, w *waiter, now time.Time) (v view, reason string, again time.Time) {
 	h, spare, higher := s.headroom(band, now)
-	q := question{slots: w.slots, hasty: !w.patient(now), urgent: w.urgent(now), tokens: w.holds, ceiling: b.Ceiling, higher: higher, low: b.low}
+	q := question{slots: w.slots, alone: w.alone, hasty: !w.alone && !w.patient(now), urgent: w.urgent(now), tokens: w.holds, ceiling: b.Ceiling, higher: higher, low: b.low}
 	v = s.look(now, q)
 	s.measure(&v)
 	var closed []*catalog.Endpoint

@@ -40,6 +40,7 @@ const trusted = 16
 type question struct {
 	slots   int64   // that the request takes
 	hasty   bool    // it goes with half of them, or of a replica's
+	alone   bool    // it goes to an idle replica only
 	urgent  bool    // it may take what is left free for higher bands
 	tokens  int64   // that it will hold
 	ceiling float64 // of its band
@@ -89,7 +90,7 @@ func (s *set) lookAt(endpoints []*catalog.Endpoint, now time.Time, q question) v
 		own := 0.0
 		switch {
 		case idle:
-		case wide > slots && !q.hasty:
+		case wide > slots && !q.hasty, q.alone:
 			own = math.Inf(1)
 		default:
 			own = l.QueuedWith(need) / queue

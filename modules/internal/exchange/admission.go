@@ -81,7 +81,7 @@ func (x *Exchange) waitAgain(ctx context.Context) bool {
 // may be used have refused the request as full, which they may not be any more, or take no
 // more than they have. It needs mu.
 func (x *Exchange) full() bool {
-	if x.lease == nil {
+	if x.lease == nil || x.tooWide {
 		return false
 	}
 	full := false
@@ -112,7 +112,7 @@ func (x *Exchange) admission(m *catalog.Model) *admit.Request {
 	defer x.mu.Unlock()
 	r := Admission(m, &x.Fields, x.body, x.Route.Work)
 	r.Band, r.Tenant, r.Weight, r.Deadline = x.class.Band, x.class.Tenant, x.class.Weight, x.Wishes.Deadline
-	r.Fallbacks, r.Waited = x.fallbacks(), x.waited
+	r.Fallbacks, r.Waited, r.Alone = x.fallbacks(), x.waited, x.alone
 	return r
 }
 

@@ -81,8 +81,11 @@ type Exchange struct {
 	attempts   int
 	tried      []*fleet.Replica
 	turnedAway []*fleet.Replica // those that have refused it as full
-	err        error
-	result     Result
+	// It is of many sequences, and was refused: it goes only where nothing else is, unless it
+	// was refused even there.
+	alone, tooWide bool
+	err            error
+	result         Result
 }
 
 // Options are settings of a site that an exchange needs on its way.

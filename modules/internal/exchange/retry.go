@@ -121,7 +121,10 @@ func (x *Exchange) Succeeded() {
 func (x *Exchange) Refused(reason string, asked time.Duration) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.slot.Refused(reason, asked, x.serving.Reliability.Cooldown)
+	alone := x.slot.Refused(reason, asked, x.serving.Reliability.Cooldown)
+	if x.lease.Sequences() > 1 { // its own number may be what is too many
+		x.tooWide, x.alone = x.tooWide || alone, true
+	}
 	if x.endpoint != nil {
 		x.turnedAway = append(x.turnedAway, x.endpoint.Replica)
 	}
