@@ -202,9 +202,6 @@ func (g *Gate) repay(s *set, band int, now time.Time) bool {
 	}
 }
 
-// precedes reports whether it is this set's turn before another's in a band.
-func (s *set) precedes(o *set, band int) bool { return s.tags[band].start < o.tags[band].start }
-
 // grant lets a request through. It returns false if there is no room any more. It
 // needs mu.
 func (g *Gate) grant(w *waiter, v view, now time.Time) bool {
