@@ -6,6 +6,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/llmgw/llmgw/modules/schedule"
 )
 
 // TestSmallBesideTiny: a request that takes little of a cache has its turn as usual, however
@@ -130,4 +132,44 @@ func TestAgingOfLargeOnes(t *testing.T) {
 		time.Sleep(time.Minute)
 		s.atRest(t)
 	})
+}
+
+// TestAlone: a request that goes to an idle replica only waits for one, in a band that never
+// waits for anything else, too, and is passed meanwhile.
+func TestAlone(t *testing.T) {
+	for _, band := range []string{"silver", "always"} {
+		synctest.Test(t, func(t *testing.T) {
+			s := strict(t, 1, 8)
+			always := NewBand("always")
+			always.Priority, always.Ceiling = 1000, Unlimited
+			s.configure(t, append(Bands(), always))
+			first := s.start(t.Context(), s.request("silver", "x"))
+			synctest.Wait()
+			r := s.request(band, "a")
+			r.Sequences, r.Alone = 2, true
+			w := s.start(t.Context(), r)
+			if !first.went() || w.went() {
+				t.Fatalf("%s: the first %v, the other %v", band, first.went(), w.went())
+			}
+			time.Sleep(500 * time.Millisecond)
+			if next := s.start(t.Context(), s.request("silver", "y")); !next.went() {
+				t.Errorf("%s: others wait for it", band)
+			} else {
+				next.lease.Release(1)
+			}
+			time.Sleep(3 * time.Second) // it would go with half of its slots by now
+			if w.went() {
+				t.Errorf("%s: it goes beside another", band)
+			}
+			first.lease.Release(1)
+			if !w.went() || !w.lease.Alone() {
+				t.Errorf("%s: it does not go to an idle replica", band)
+			}
+			if room := w.lease.Room(s.model.Endpoints[0], s.engines[0].replica.Load(time.Now(), 8), 4); room != schedule.RoomNone {
+				t.Errorf("%s: beside others there is room for it: %v", band, room)
+			}
+			leave(w)
+			s.atRest(t)
+		})
+	}
 }

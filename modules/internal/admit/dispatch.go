@@ -211,7 +211,15 @@ func (g *Gate) grant(w *waiter, v view, now time.Time) bool {
 	}
 	s := w.set
 	if w.urgent(now) && s.yields(w.band, now) {
-		s.tags[w.band].calm = now.Add(agingShare * s.patience())
+		calm := now.Add(agingShare * s.patience())
+		s.tags[w.band].calm = calm
+		for _, n := range s.neighbours() {
+			n.set.tags[w.band].calm = calm
+		}
+	}
+	if w.lane.of != nil && w.hold != nil { // others could have had what was kept
+		kept := now.Sub(w.hold.from).Seconds() / s.patience().Seconds() * s.each * s.size.value
+		w.lane.of.charge(w.tenant, kept/w.weight)
 	}
 	if other := s.holder(w.lane); w.lane.of == nil && other != nil {
 		g.unhold(other) // it is for the lane

@@ -36,7 +36,7 @@ type Request struct {
 	Alone bool
 	// Bytes is the length of its body.
 	Bytes int64
-	// Waited is how long it has waited already, for another model.
+	// Waited is how long it has waited already, for another model or in an earlier turn.
 	Waited time.Duration
 	// Fallbacks are the models that may serve it instead. While one of these has a replica
 	// that takes work, the request is refused with [ReasonNoReplica] instead of queued if
@@ -130,8 +130,8 @@ type waiter struct {
 	lane     *lane
 	flow     *flow
 	share    *share
-	hold     *hold // of a replica, for it; nil if there is none
-	alone    bool
+	hold     *hold   // of a replica, for it; nil if there is none
+	alone    bool    // it goes only to an idle replica
 	wasAside bool    // when the queues are made anew
 	ahead    float64 // how far its tenant was ahead of the lane, when the queues are made anew
 
@@ -261,6 +261,9 @@ func (q *queue) count(w *waiter, n int64) {
 // needs mu.
 func (g *Gate) dequeue(w *waiter, goes bool, now time.Time) {
 	s := w.set
+	if w.lane.head() == w && w.lane.of == nil {
+		s.tags[w.band].stuck = time.Time{}
+	}
 	switch {
 	case w.hold == nil:
 	case goes:
@@ -272,9 +275,6 @@ func (g *Gate) dequeue(w *waiter, goes bool, now time.Time) {
 		w.lane.serve(w)
 	} else {
 		w.lane.remove(w)
-	}
-	if s.lanes[w.band].n == 0 {
-		s.tags[w.band].stuck = time.Time{}
 	}
 	s.standing[w.band] -= w.slots
 	s.mark(w.band)

@@ -84,6 +84,10 @@ func (l *Lease) Sequences() int64 {
 	return l.slots
 }
 
+// Alone reports whether the request had asked for a replica that has nothing else, and there
+// was one. For a nil Lease it has not.
+func (l *Lease) Alone() bool { return l != nil && l.question.alone }
+
 // Tokens returns how many the request is expected to be, 0 if the lease is nil.
 func (l *Lease) Tokens() int64 {
 	if l == nil {

@@ -171,6 +171,8 @@ func (v *view) judge(b *Band, tokens int64, slots, spare float64) string {
 		return WaitFull
 	case v.ready == 0:
 		return WaitReplica
+	case v.question.alone && !v.idle:
+		return WaitSaturated
 	case b.Ceiling >= Unlimited:
 		return ""
 	case !v.fits:

@@ -81,7 +81,7 @@ func (x *Exchange) waitAgain(ctx context.Context) bool {
 // may be used have refused the request as full, which they may not be any more, or take no
 // more than they have. It needs mu.
 func (x *Exchange) full() bool {
-	if x.lease == nil || x.tooWide {
+	if x.lease == nil || x.tooMany {
 		return false
 	}
 	full := false

@@ -81,9 +81,9 @@ type Exchange struct {
 	attempts   int
 	tried      []*fleet.Replica
 	turnedAway []*fleet.Replica // those that have refused it as full
-	// It is of many sequences, and was refused: it goes only where nothing else is, unless it
-	// was refused even there.
-	alone, tooWide bool
+	// alone says that it is of many sequences and was refused, so that it goes only where
+	// nothing else is; tooMany that it was refused even there, and is not sent again.
+	alone, tooMany bool
 	err            error
 	result         Result
 }

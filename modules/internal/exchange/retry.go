@@ -117,13 +117,16 @@ func (x *Exchange) Succeeded() {
 }
 
 // Refused notes that the current replica asked for less work, for so long if it
-// said how long.
-func (x *Exchange) Refused(reason string, asked time.Duration) {
+// said how long. busy says that it may have had too much to do for this request.
+func (x *Exchange) Refused(reason string, asked time.Duration, busy bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	alone := x.slot.Refused(reason, asked, x.serving.Reliability.Cooldown)
-	if x.lease.Sequences() > 1 { // its own number may be what is too many
-		x.tooWide, x.alone = x.tooWide || alone, true
+	cooldown := x.serving.Reliability.Cooldown
+	if busy && asked == 0 && x.lease.Sequences() > 1 { // its own number may be what is too many
+		x.slot.TooMany(reason, cooldown)
+		x.tooMany, x.alone = x.tooMany || x.lease.Alone(), true
+	} else {
+		x.slot.Refused(reason, asked, cooldown)
 	}
 	if x.endpoint != nil {
 		x.turnedAway = append(x.turnedAway, x.endpoint.Replica)

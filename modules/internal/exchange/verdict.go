@@ -88,7 +88,7 @@ func (x *Exchange) quiet() bool {
 func (x *Exchange) Refusal(e *openai.Error) (retry bool) {
 	switch {
 	case e.Status == http.StatusServiceUnavailable, e.Status == http.StatusTooManyRequests, nothingStarted(e):
-		x.Refused(answered(e), e.RetryAfter)
+		x.Refused(answered(e), e.RetryAfter, !nothingStarted(e))
 		e.RetryAfter = max(e.RetryAfter, leastRetry) // whoever answers the client
 		if x.MayRetry() || x.mayWait() {
 			x.Fail(e)

@@ -1,7 +1,9 @@
 package exchange
 
 import (
+	"context"
 	"net/http"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -46,7 +48,7 @@ func TestTooManySequences(t *testing.T) {
 		if e := wide.PickOrWait(t.Context()); e == nil || time.Since(begin) != 5*time.Second || r.Inflight() != 1 {
 			t.Fatalf("it goes to %v after %v, with %d there", e, time.Since(begin), r.Inflight())
 		}
-		if wide.Refusal(full()) && wide.PickOrWait(t.Context()) != nil {
+		if wide.Refusal(full()) && wide.PickOrWait(t.Context()) != nil || wide.waitAgain(t.Context()) {
 			t.Error("it is sent again, though the engine had nothing else")
 		}
 		wide.End()
@@ -56,4 +58,98 @@ func TestTooManySequences(t *testing.T) {
 		small().End()
 		w.atRest(t)
 	})
+}
+
+// drive sends requests, each after the one before it, to a world whose engines answer by
+// refuses, and returns how many were answered well, and how many were sent.
+func drive(ctx context.Context, t *testing.T, w *world, body, band string, takes time.Duration, refuses func(replica string, others int) bool) (ok, sent *atomic.Int64) {
+	ok, sent = new(atomic.Int64), new(atomic.Int64)
+	go func() {
+		for ; ctx.Err() == nil; time.Sleep(5 * time.Millisecond) {
+			x := w.ask(t, body)
+			if x.Admit(ctx, Class{Band: band}) != nil {
+				x.End()
+				continue
+			}
+			for e := x.PickOrWait(ctx); e != nil; e = x.PickOrWait(ctx) {
+				sent.Add(1)
+				time.Sleep(2 * time.Millisecond)
+				if refuses(e.Replica.ID, e.Replica.Inflight()-1) {
+					if x.Refusal(&openai.Error{Status: http.StatusServiceUnavailable, Message: "too many requests"}) {
+						continue
+					}
+					break
+				}
+				time.Sleep(takes)
+				x.Succeeded()
+				ok.Add(1)
+				break
+			}
+			x.End()
+		}
+	}()
+	return ok, sent
+}
+
+const wideBody = `{"model":"m","n":2,"messages":[]}`
+
+// TestTooManySequencesBesideOthers: while others wait, too, a request that is always refused
+// is sent twice, and costs them little.
+func TestTooManySequencesBesideOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := gated(t, 4, func(m *catalog.Model) { m.Fallbacks = nil })
+		ctx, stop := context.WithCancel(t.Context())
+		var all []*atomic.Int64
+		for range 8 {
+			ok, _ := drive(ctx, t, w, chatBody, "silver", time.Second, func(string, int) bool { return false })
+			all = append(all, ok)
+		}
+		time.Sleep(5 * time.Second)
+		x := w.ask(t, wideBody)
+		if err := x.Admit(ctx, Class{Band: "silver"}); err != nil {
+			t.Fatal(err)
+		}
+		sent, begin := 0, time.Now()
+		for e := x.PickOrWait(ctx); e != nil; e = x.PickOrWait(ctx) {
+			sent++
+			time.Sleep(2 * time.Millisecond)
+			if !x.Refusal(&openai.Error{Status: http.StatusServiceUnavailable, Message: "too many requests"}) {
+				break
+			}
+		}
+		x.End()
+		if took := time.Since(begin); sent != 2 || took > 10*time.Second {
+			t.Errorf("it was sent %d times in %v", sent, took)
+		}
+		time.Sleep(30 * time.Second)
+		stop()
+		time.Sleep(time.Minute)
+		small := int64(0)
+		for _, ok := range all {
+			small += ok.Load()
+		}
+		if small < 120 { // of 4 a second in 35 s and more
+			t.Errorf("%d small ones were answered", small)
+		}
+		w.atRest(t)
+	})
+}
+
+// TestBrokenEngineAndSequences: one that refuses all that it gets is let alone, of whatever
+// number of sequences requests are.
+func TestBrokenEngineAndSequences(t *testing.T) {
+	for _, body := range []string{chatBody, wideBody} {
+		synctest.Test(t, func(t *testing.T) {
+			w := gated(t, 0, func(m *catalog.Model) { m.Fallbacks = nil })
+			ctx, stop := context.WithCancel(t.Context())
+			_, sent := drive(ctx, t, w, body, "silver", time.Second, func(string, int) bool { return true })
+			time.Sleep(30 * time.Second)
+			if n := sent.Load(); n > 40 {
+				t.Errorf("%s: %d requests were sent to it in 30 s", body, n)
+			}
+			stop()
+			time.Sleep(time.Minute)
+			w.atRest(t)
+		})
+	}
 }

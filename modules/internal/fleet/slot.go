@@ -98,34 +98,40 @@ func (s *Slot) Succeeded() {
 // Refused notes that the replica asked for less, for so long if asked is not 0, and
 // gives the slot back. If it has other requests it is full, and takes more when one
 // of these ends; if it refuses what there should have been room for, that is a
-// failure. Without any other request the breaker opens; see [Breaker.Refused]. That a
-// request of many sequences was too many at once tells nothing of others.
-//
-// It returns whether the replica had no other request.
-func (s *Slot) Refused(reason string, asked, cooldown time.Duration) (alone bool) {
+// failure. Without any other request the breaker opens; see [Breaker.Refused].
+func (s *Slot) Refused(reason string, asked, cooldown time.Duration) {
 	if s.replica == nil {
-		return false
+		return
 	}
-	r, now, probe, roomy, wide := s.replica, s.replica.now(), s.probe, s.roomy, s.extra > 0
+	r, now, probe, roomy := s.replica, s.replica.now(), s.probe, s.roomy
 	s.probe = 0
 	s.Release() // else those that are refused at once would count as others
 	others := r.inflight.Load()
 	switch {
-	case wide:
-		if probe != 0 {
-			r.Breaker.Abandoned(probe)
-		}
-		return others <= 0
 	case others <= 0:
 		r.Breaker.Refused(now, reason, probe, asked, cooldown)
-		return true
+		return
 	case probe != 0:
 		r.Breaker.Alive(probe) // it works on others
 	case roomy:
 		r.Breaker.Failed(now, reason, 0, cooldown)
 	}
 	r.full.mark(now, reason, others, asked, cooldown)
-	return false
+}
+
+// TooMany is Refused for a request of many sequences, of which no time was said: these may
+// be too many beside the others that the replica has, which says nothing of whether it
+// takes one more. Without any other request it is a failure.
+func (s *Slot) TooMany(reason string, cooldown time.Duration) {
+	if s.replica == nil || s.extra == 0 || s.probe != 0 {
+		s.Refused(reason, 0, cooldown)
+		return
+	}
+	r := s.replica
+	s.Release()
+	if r.inflight.Load() <= 0 {
+		r.Breaker.Failed(r.now(), reason, 0, cooldown)
+	}
 }
 
 // Failed notes that the replica failed; see [Breaker.Failed].
