@@ -125,6 +125,11 @@ func (c *crowd) end(t *testing.T) {
 	}
 }
 
+// isLost reports whether err is of a connection that the other side has closed.
+func isLost(err error) bool {
+	return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.Is(err, io.EOF)
+}
+
 // errLost is a connection that was closed before a byte of an answer came.
 var errLost = errors.New("the connection was closed before an answer")
 
@@ -149,7 +154,7 @@ func (g *gateway) once(ctx context.Context, body string) (res *http.Response, te
 	if err == nil {
 		_, err = in.Peek(1)
 	}
-	if errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.Is(err, io.EOF) {
+	if isLost(err) {
 		return nil, "", errLost
 	}
 	if err != nil {

@@ -5,12 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"os"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -24,43 +22,51 @@ import (
 func (g *gateway) send(t *testing.T, path, config string, headers ...string) (status int, text string) {
 	t.Helper()
 	for range 100 {
-		conn, err := net.Dial("tcp", g.Admin)
-		if err != nil {
-			t.Fatal(err)
+		if status, text = g.sendOnce(t, path, config, headers...); status != 0 {
+			return status, text
 		}
-		defer conn.Close()
-		conn.SetDeadline(time.Now().Add(deadline))
-		req, err := http.NewRequest(http.MethodPost, "http://"+g.Admin+path, strings.NewReader(config))
-		if err != nil {
-			t.Fatal(err)
-		}
-		req.Header.Set("Content-Type", "application/json")
-		for i := 0; i < len(headers); i += 2 {
-			req.Header.Set(headers[i], headers[i+1])
-		}
-		in := bufio.NewReader(conn)
-		if err = req.Write(conn); err == nil {
-			_, err = in.Peek(1)
-		}
-		if errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.Is(err, io.EOF) {
-			continue
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		res, err := http.ReadResponse(in, req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		text = readAll(t, res.Body)
-		if _, err := in.ReadByte(); errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Fatal("the old admin server is still there")
-		}
-		http.DefaultClient.CloseIdleConnections()
-		return res.StatusCode, text
 	}
 	t.Fatal("100 connections in a row were lost")
 	return 0, ""
+}
+
+// sendOnce is send over one connection; the status is 0 if that is lost.
+func (g *gateway) sendOnce(t *testing.T, path, config string, headers ...string) (status int, text string) {
+	t.Helper()
+	conn, err := net.Dial("tcp", g.Admin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(deadline))
+	req, err := http.NewRequest(http.MethodPost, "http://"+g.Admin+path, strings.NewReader(config))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	for i := 0; i < len(headers); i += 2 {
+		req.Header.Set(headers[i], headers[i+1])
+	}
+	in := bufio.NewReader(conn)
+	if err = req.Write(conn); err == nil {
+		_, err = in.Peek(1)
+	}
+	if isLost(err) {
+		return 0, ""
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := http.ReadResponse(in, req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text = readAll(t, res.Body)
+	if _, err := in.ReadByte(); errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatal("the old admin server is still there")
+	}
+	http.DefaultClient.CloseIdleConnections()
+	return res.StatusCode, text
 }
 
 // reload loads a Caddyfile through the admin API.

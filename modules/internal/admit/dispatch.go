@@ -125,7 +125,7 @@ func (g *Gate) next(s *set, band int, now time.Time) (went bool, again time.Time
 // passed returns a few of a lane's that others pass, with the one for which a replica is kept.
 func (s *set) passed(l *lane) []*waiter {
 	all := l.passed()
-	if l.aside == nil {
+	if len(all) == 0 {
 		return nil
 	}
 	if w := s.holder(l.aside); w != nil && !slices.Contains(all, w) {

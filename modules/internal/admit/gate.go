@@ -126,14 +126,13 @@ type waiter struct {
 	byTTL     bool // the deadline is the queue's, not the request's
 	fallbacks []*catalog.Model
 
-	set      *set
-	lane     *lane
-	flow     *flow
-	share    *share
-	hold     *hold   // of a replica, for it; nil if there is none
-	alone    bool    // it goes only to an idle replica
-	wasAside bool    // when the queues are made anew
-	ahead    float64 // how far its tenant was ahead of the lane, when the queues are made anew
+	set   *set
+	lane  *lane
+	flow  *flow
+	share *share
+	hold  *hold   // of a replica, for it; nil if there is none
+	alone bool    // it goes only to an idle replica
+	ahead float64 // how far its tenant was ahead of the lane, when the queues are made anew
 
 	inFlow, inAge, inBand, inShare link
 

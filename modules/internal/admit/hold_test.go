@@ -32,6 +32,16 @@ func (s *site) stream(ctx context.Context, r Request, every, runs time.Duration)
 	return went, refused
 }
 
+// steady keeps so many requests of platinum running, each with so many tokens.
+func (s *site) steady(ctx context.Context, n int, tokens int64) {
+	for range n {
+		time.Sleep(time.Second / time.Duration(n))
+		r := *s.request("platinum", "p")
+		r.Prompt = tokens - r.Output
+		s.stream(ctx, r, time.Second, 999*time.Millisecond)
+	}
+}
+
 // memory keeps saying that the replica's cache holds so many tokens, and has none of others.
 func (s *site) memory(ctx context.Context, holds int) {
 	r := s.engines[0].replica
@@ -59,13 +69,7 @@ func TestStreamsOfLargeOnes(t *testing.T) {
 					s := strict(t, 1, 8)
 					go s.memory(ctx, 10_000)
 					time.Sleep(time.Millisecond)
-					for i := range tt.platinum {
-						r := *s.request("platinum", "p")
-						r.Prompt = 950 // with 50 of output
-						time.Sleep(time.Second / time.Duration(tt.platinum))
-						s.stream(ctx, r, time.Second, 999*time.Millisecond)
-						_ = i
-					}
+					s.steady(ctx, tt.platinum, 1000)
 					time.Sleep(5 * time.Second)
 					r := *s.request("silver", "large")
 					tt.large(&r)

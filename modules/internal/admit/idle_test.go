@@ -144,10 +144,7 @@ func TestAfterOneThatNeverGoes(t *testing.T) {
 		s := strict(t, 1, 8)
 		go s.memory(ctx, 1_000_000)
 		before, end := context.WithCancel(ctx)
-		for range 6 {
-			s.stream(before, *s.request("platinum", "p"), time.Second, time.Second)
-			time.Sleep(time.Second / 6)
-		}
+		s.steady(before, 6, 100)
 		r := *s.request("silver", "never")
 		r.Sequences = 8
 		s.stream(before, r, 5*time.Second, time.Second)

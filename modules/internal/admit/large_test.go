@@ -49,12 +49,7 @@ func TestLargeOnesBesideOneThatNeverFits(t *testing.T) {
 		s := strict(t, 1, 8)
 		go s.memory(ctx, 10_000)
 		time.Sleep(time.Millisecond)
-		for range 5 {
-			time.Sleep(time.Second / 5)
-			r := *s.request("platinum", "p")
-			r.Prompt = 950
-			s.stream(ctx, r, time.Second, 999*time.Millisecond)
-		}
+		s.steady(ctx, 5, 1000)
 		time.Sleep(5 * time.Second)
 		never := *s.request("silver", "evil")
 		never.Prompt = 6000
@@ -84,12 +79,7 @@ func TestStreamOfUsualSize(t *testing.T) {
 		s := strict(t, 1, 8)
 		go s.memory(ctx, 10_000)
 		time.Sleep(time.Millisecond)
-		for range 3 {
-			time.Sleep(time.Second / 3)
-			r := *s.request("platinum", "p")
-			r.Prompt = 2450
-			s.stream(ctx, r, time.Second, 999*time.Millisecond)
-		}
+		s.steady(ctx, 3, 2500)
 		time.Sleep(30 * time.Second)
 		silver, _ := s.stream(ctx, *s.request("silver", "s"), time.Second, time.Second/2)
 		bronze, _ := s.stream(ctx, *s.request("bronze", "b"), time.Second, time.Second/2)

@@ -60,27 +60,27 @@ func TestTooManySequences(t *testing.T) {
 	})
 }
 
-// drive sends requests, each after the one before it, to a world whose engines answer by
-// refuses, and returns how many were answered well, and how many were sent.
-func drive(ctx context.Context, t *testing.T, w *world, body, band string, takes time.Duration, refuses func(replica string, others int) bool) (ok, sent *atomic.Int64) {
+// drive sends requests of a second, each after the one before it, to a world whose engines
+// refuse all or none, and returns how many were answered well, and how many were sent.
+func drive(ctx context.Context, t *testing.T, w *world, body string, refuse bool) (ok, sent *atomic.Int64) {
 	ok, sent = new(atomic.Int64), new(atomic.Int64)
 	go func() {
 		for ; ctx.Err() == nil; time.Sleep(5 * time.Millisecond) {
 			x := w.ask(t, body)
-			if x.Admit(ctx, Class{Band: band}) != nil {
+			if x.Admit(ctx, Class{}) != nil {
 				x.End()
 				continue
 			}
 			for e := x.PickOrWait(ctx); e != nil; e = x.PickOrWait(ctx) {
 				sent.Add(1)
 				time.Sleep(2 * time.Millisecond)
-				if refuses(e.Replica.ID, e.Replica.Inflight()-1) {
+				if refuse {
 					if x.Refusal(&openai.Error{Status: http.StatusServiceUnavailable, Message: "too many requests"}) {
 						continue
 					}
 					break
 				}
-				time.Sleep(takes)
+				time.Sleep(time.Second)
 				x.Succeeded()
 				ok.Add(1)
 				break
@@ -101,12 +101,12 @@ func TestTooManySequencesBesideOthers(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		var all []*atomic.Int64
 		for range 8 {
-			ok, _ := drive(ctx, t, w, chatBody, "silver", time.Second, func(string, int) bool { return false })
+			ok, _ := drive(ctx, t, w, chatBody, false)
 			all = append(all, ok)
 		}
 		time.Sleep(5 * time.Second)
 		x := w.ask(t, wideBody)
-		if err := x.Admit(ctx, Class{Band: "silver"}); err != nil {
+		if err := x.Admit(ctx, Class{}); err != nil {
 			t.Fatal(err)
 		}
 		sent, begin := 0, time.Now()
@@ -142,7 +142,7 @@ func TestBrokenEngineAndSequences(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := gated(t, 0, func(m *catalog.Model) { m.Fallbacks = nil })
 			ctx, stop := context.WithCancel(t.Context())
-			_, sent := drive(ctx, t, w, body, "silver", time.Second, func(string, int) bool { return true })
+			_, sent := drive(ctx, t, w, body, true)
 			time.Sleep(30 * time.Second)
 			if n := sent.Load(); n > 40 {
 				t.Errorf("%s: %d requests were sent to it in 30 s", body, n)
