@@ -71,7 +71,7 @@ func TestLargeOnesBesideOneThatNeverFits(t *testing.T) {
 	})
 }
 
-// TestStreamOfUsualSize: requests that are no larger than usual ones, and never fit, stop
+// TestStreamOfUsualSize: requests that are no larger than usual ones, and hardly ever fit, stop
 // neither their band nor lower ones.
 func TestStreamOfUsualSize(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -87,8 +87,9 @@ func TestStreamOfUsualSize(t *testing.T) {
 		r.Prompt = 3000
 		never, _ := s.stream(ctx, r, 5*time.Second, time.Second)
 		time.Sleep(3 * time.Minute)
-		if never.Load() > 0 || silver.Load() < 165 || bronze.Load() < 150 {
-			t.Errorf("of 180: silver %d, bronze %d; %d went that cannot", silver.Load(), bronze.Load(), never.Load())
+		// In the moment between two of platinum there is room for one.
+		if never.Load() > 3 || silver.Load() < 165 || bronze.Load() < 150 {
+			t.Errorf("of 180: silver %d, bronze %d; %d of 36 went that hardly fit", silver.Load(), bronze.Load(), never.Load())
 		}
 		stop()
 		time.Sleep(time.Minute)
