@@ -181,8 +181,10 @@ func gateProperties(t *rapid.T) {
 		"time": func(t *rapid.T) {
 			scrape()
 			time.Sleep(tick + time.Duration(rapid.IntRange(1, 8000).Draw(t, "ms"))*time.Millisecond)
-			synctest.Wait()    // the gate's timer may be due as well
-			if idle() != nil { // since its last tick
+			synctest.Wait() // the gate's timer may be due as well
+			var last *waiter
+			for w := idle(); w != nil && w != last; w = idle() { // since its last tick
+				last = w
 				time.Sleep(tick)
 				synctest.Wait()
 			}
