@@ -30,7 +30,7 @@ func (g *Gate) Configure(bands []Band, resolve func(name string) *catalog.Model)
 		}
 	}
 	slices.SortFunc(waiting, func(a, b *waiter) int { return cmp.Compare(a.seq, b.seq) })
-	since, aside := make(map[*set]busyPeriod), make(map[*waiter]bool)
+	since := make(map[*set]busyPeriod)
 	for _, w := range waiting {
 		since[w.set] = w.set.busy
 		w.ahead = max(0, w.flow.next-w.lane.clock) // else its tenant would be the next at each reload
@@ -39,7 +39,6 @@ func (g *Gate) Configure(bands []Band, resolve func(name string) *catalog.Model)
 		if w.hold != nil {
 			g.unhold(w)
 		}
-		aside[w] = w.lane.of != nil
 		g.dequeue(w, false, now)
 	}
 	if !slices.EqualFunc(g.bands, bands, equal) {
@@ -59,9 +58,6 @@ func (g *Gate) Configure(bands []Band, resolve func(name string) *catalog.Model)
 			continue
 		}
 		g.enqueue(w, now)
-		if aside[w] {
-			w.set.setAside(w)
-		}
 	}
 	for s, c := range since {
 		if s.waiting > 0 {

@@ -105,6 +105,37 @@ func TestNewTenantsDoNotShutOutOthers(t *testing.T) {
 	}
 }
 
+// TestTheClockIsNotBehindTheTurn: who comes after another of its turn began does not go
+// before that tenant's next, however few there were before.
+func TestTheClockIsNotBehindTheTurn(t *testing.T) {
+	var l lane
+	seq := uint64(0)
+	push := func(tenant string) *waiter {
+		seq++
+		w := &waiter{tenant: tenant, weight: 1, needs: needs{tokens: 100}, seq: seq}
+		w.inFlow.w = w
+		l.push(w)
+		return w
+	}
+	gone := push("gone")
+	for range 3 {
+		push("a")
+	}
+	l.serve(gone) // it is a hundred ahead of a, which waits
+	l.serve(l.head())
+	l.serve(l.head())
+	push("late")
+	push("late")
+	var got []string
+	for l.n > 0 {
+		got = append(got, l.head().tenant)
+		l.serve(l.head())
+	}
+	if !slices.Equal(got, []string{"a", "late", "late"}) {
+		t.Errorf("they go in the order %v", got)
+	}
+}
+
 // TestIdlingEarnsNothing: who comes back after a pause takes turns with those that went on.
 func TestIdlingEarnsNothing(t *testing.T) {
 	var l lane

@@ -42,8 +42,8 @@ func TestBurstOfLargeOnes(t *testing.T) {
 	}
 }
 
-// TestLargeOnesBesideOneThatNeverFits: those of another tenant of the band go all the same.
-func TestLargeOnesBesideOneThatNeverFits(t *testing.T) {
+// TestLargeOnesBesideOnesThatNeverFit: those of another tenant of the band go all the same.
+func TestLargeOnesBesideOnesThatNeverFit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		s := strict(t, 1, 8)
@@ -51,9 +51,11 @@ func TestLargeOnesBesideOneThatNeverFits(t *testing.T) {
 		time.Sleep(time.Millisecond)
 		s.steady(ctx, 5, 1000)
 		time.Sleep(5 * time.Second)
-		never := *s.request("silver", "evil")
-		never.Prompt = 6000
-		s.stream(ctx, never, 5*time.Second, time.Second)
+		for _, tenant := range []string{"evil", "worse"} {
+			never := *s.request("silver", tenant)
+			never.Prompt = 6000
+			s.stream(ctx, never, 5*time.Second, time.Second)
+		}
 		time.Sleep(10 * time.Second)
 		for range 2 {
 			s.stream(ctx, *s.request("silver", "s"), 600*time.Millisecond, time.Second)
@@ -90,6 +92,40 @@ func TestStreamOfUsualSize(t *testing.T) {
 		// In the moment between two of platinum there is room for one.
 		if never.Load() > 3 || silver.Load() < 165 || bronze.Load() < 150 {
 			t.Errorf("of 180: silver %d, bronze %d; %d of 36 went that hardly fit", silver.Load(), bronze.Load(), never.Load())
+		}
+		stop()
+		time.Sleep(time.Minute)
+		s.atRest(t)
+	})
+}
+
+// TestWhatIsToBeHadAgain: once one goes for which there was no room for long, others of its
+// size wait for their turn as before.
+func TestWhatIsToBeHadAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithCancel(t.Context())
+		s := strict(t, 1, 8)
+		go s.memory(ctx, 10_000)
+		time.Sleep(time.Millisecond)
+		full, quiet := context.WithCancel(ctx)
+		s.steady(full, 3, 2500)
+		time.Sleep(30 * time.Second)
+		r := s.request("silver", "a")
+		r.Prompt = 3000
+		large := func() bool {
+			s.gate.lock()
+			defer s.gate.unlock()
+			return s.gate.newWaiter(r, time.Now()).large(WaitTokens)
+		}
+		went, _ := s.stream(ctx, *r, time.Minute, time.Second)
+		time.Sleep(20 * time.Second)
+		if went.Load() > 0 || !large() {
+			t.Fatalf("%d went; large: %v", went.Load(), large())
+		}
+		quiet()
+		time.Sleep(10 * time.Second)
+		if went.Load() == 0 || large() {
+			t.Errorf("%d went; large: %v", went.Load(), large())
 		}
 		stop()
 		time.Sleep(time.Minute)

@@ -286,3 +286,43 @@ func TestWaitsInEngines(t *testing.T) {
 		s.atRest(t)
 	})
 }
+
+// TestTokensBeforeWideOnes: of those that are set aside a wide one is told, which will be set
+// aside, too, and a narrow one is not.
+func TestTokensBeforeWideOnes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := strict(t, 1, 8)
+		var all []*asked
+		start := func(tenant string, sequences int64) *asked {
+			r := s.request("silver", tenant)
+			r.Sequences = sequences
+			a := s.start(t.Context(), r)
+			synctest.Wait()
+			all = append(all, a)
+			return a
+		}
+		for range 7 {
+			start("x", 1)
+		}
+		for _, tenant := range []string{"a", "b", "c"} {
+			if start(tenant, 8).went() {
+				t.Fatal("there is no room for it")
+			}
+		}
+		narrow, wide := s.request("silver", "d"), s.request("silver", "d")
+		wide.Sequences = 8
+		if v := s.gate.Explain(narrow); v.Waits != "" || v.Tokens != 0 {
+			t.Errorf("narrow: %+v", v)
+		}
+		if v := s.gate.Explain(wide); v.Tokens < 300 {
+			t.Errorf("wide: %+v", v)
+		}
+		for _, a := range all {
+			if !a.went() {
+				t.Error("it does not go to an idle replica")
+			}
+			a.lease.Release(-1)
+		}
+		s.atRest(t)
+	})
+}
