@@ -105,33 +105,34 @@ func TestNewTenantsDoNotShutOutOthers(t *testing.T) {
 	}
 }
 
-// TestTheClockIsNotBehindTheTurn: who comes after another of its turn began does not go
-// before that tenant's next, however few there were before.
+// TestTheClockIsNotBehindTheTurn: who comes after another's turn began does not go before the
+// rest of what was there, although one of much weight that left had held back the clock.
 func TestTheClockIsNotBehindTheTurn(t *testing.T) {
 	var l lane
 	seq := uint64(0)
-	push := func(tenant string) *waiter {
+	push := func(tenant string, weight float64, tokens int64) *waiter {
 		seq++
-		w := &waiter{tenant: tenant, weight: 1, needs: needs{tokens: 100}, seq: seq}
+		w := &waiter{tenant: tenant, weight: weight, needs: needs{tokens: tokens}, seq: seq}
 		w.inFlow.w = w
 		l.push(w)
 		return w
 	}
-	gone := push("gone")
 	for range 3 {
-		push("a")
+		push("a", 1, 100)
 	}
-	l.serve(gone) // it is a hundred ahead of a, which waits
+	leaves := push("heavy", 9, 100)
 	l.serve(l.head())
+	l.remove(leaves)
 	l.serve(l.head())
-	push("late")
-	push("late")
+	for range 3 {
+		push("late", 1, 30)
+	}
 	var got []string
 	for l.n > 0 {
 		got = append(got, l.head().tenant)
 		l.serve(l.head())
 	}
-	if !slices.Equal(got, []string{"a", "late", "late"}) {
+	if !slices.Equal(got, []string{"a", "late", "late", "late"}) {
 		t.Errorf("they go in the order %v", got)
 	}
 }

@@ -73,6 +73,45 @@ func TestLargeOnesBesideOnesThatNeverFit(t *testing.T) {
 	})
 }
 
+// TestWhatFitsOfThoseSetAside: one of those that are set aside goes when there is room for it,
+// before another whose turn it is and that needs more.
+func TestWhatFitsOfThoseSetAside(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := strict(t, 1, 8)
+		ctx, stop := context.WithCancel(t.Context())
+		go s.memory(ctx, 10_000)
+		time.Sleep(time.Millisecond)
+		start := func(tenant string, sequences, prompt int64) *asked {
+			r := s.request("silver", tenant)
+			r.Sequences, r.Prompt = sequences, prompt
+			a := s.start(ctx, r)
+			synctest.Wait()
+			return a
+		}
+		var all []*asked
+		for range 7 {
+			all = append(all, start("x", 1, 1000))
+		}
+		large, wide := start("l", 2, 6000), start("w", 2, 100)
+		if !all[6].went() || large.went() || wide.went() {
+			t.Fatal("one goes for which there is no room")
+		}
+		all[6].lease.Release(-1)
+		if !wide.went() || large.went() {
+			t.Errorf("with two slots free: wide %v, large %v", wide.went(), large.went())
+		}
+		for _, a := range append(all[:6], wide, large) {
+			if !a.went() {
+				t.Fatal("one waits on an idle replica")
+			}
+			a.lease.Release(-1)
+		}
+		stop()
+		time.Sleep(time.Minute)
+		s.atRest(t)
+	})
+}
+
 // TestStreamOfUsualSize: requests that are no larger than usual ones, and hardly ever fit, stop
 // neither their band nor lower ones.
 func TestStreamOfUsualSize(t *testing.T) {
