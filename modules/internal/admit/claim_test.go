@@ -2,11 +2,13 @@ package admit
 
 import (
 	"context"
+	"math/rand/v2"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/llmgw/llmgw/modules/internal/fleet"
 	"github.com/llmgw/llmgw/modules/schedule"
 )
 
@@ -172,4 +174,103 @@ func TestAlone(t *testing.T) {
 			s.atRest(t)
 		})
 	}
+}
+
+// TestChargeForWhatWasKept: a tenant pays for the replica that was kept for its request as many
+// others would have, of an engine of which nobody knows how many it runs, too, or which has
+// more slots than memory.
+func TestChargeForWhatWasKept(t *testing.T) {
+	for _, slots := range []int{0, 10, 256} { // its memory suffices for eight
+		synctest.Test(t, func(t *testing.T) {
+			s := strict(t, 1, slots)
+			ctx, stop := context.WithCancel(t.Context())
+			go s.memory(ctx, 10_000)
+			time.Sleep(time.Millisecond)
+			s.busyClients(ctx, 16, func(_ int, rnd *rand.Rand) (*Request, time.Duration, time.Duration) {
+				r := s.request("silver", "b")
+				r.Prompt = 950
+				return r, time.Second/2 + time.Duration(rnd.Int64N(int64(time.Second))), 0
+			})
+			time.Sleep(10 * time.Second)
+			r := s.request("silver", "a")
+			r.Prompt = 5000
+			large := s.start(ctx, r)
+			for range 300 {
+				if time.Sleep(100 * time.Millisecond); large.went() {
+					break
+				}
+			}
+			if large.err != nil || !large.went() {
+				t.Fatalf("%d slots: the large one: %v", slots, large.err)
+			}
+			large.lease.Release(50)
+			r.Prompt = 950
+			began := time.Now()
+			next := s.start(ctx, r)
+			for range 300 {
+				if time.Sleep(100 * time.Millisecond); next.went() {
+					break
+				}
+			}
+			if next.err != nil || time.Since(began) > 5*time.Second {
+				t.Errorf("%d slots: its next one: %v after %v", slots, next.err, time.Since(began))
+			}
+			if next.lease != nil {
+				next.lease.Release(50)
+			}
+			stop()
+			time.Sleep(time.Minute)
+			s.atRest(t)
+		})
+	}
+}
+
+// TestNoChargeForWhatNobodyKnows: what was kept of an engine of which nobody knows how much it is
+// costs nothing.
+func TestNoChargeForWhatNobodyKnows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := strict(t, 1, 0)
+		r := s.engines[0].replica
+		say := func() { // what waits does so for memory
+			r.SetStats(&fleet.Stats{At: time.Now(), Waiting: 2, Running: 6, KVUsage: 0.95})
+		}
+		slot, _ := r.Take(-1, 1)
+		slot.Sequences(3)
+		say()
+		ask := func(tenant string, n int64) *asked {
+			r := s.request("silver", tenant)
+			r.Holds, r.Sequences = false, n
+			a := s.start(t.Context(), r)
+			synctest.Wait()
+			return a
+		}
+		wide := ask("a", 2)
+		others := []*asked{ask("b", 1), ask("b", 1)}
+		for range 3 { // a replica is kept for the first by then
+			time.Sleep(time.Second)
+			say()
+		}
+		if len(s.gate.holds) == 0 {
+			t.Fatal("none is kept")
+		}
+		slot.Release()
+		time.Sleep(100 * time.Millisecond)
+		if !wide.went() {
+			t.Fatal("it waits")
+		}
+		s.gate.lock()
+		for _, o := range s.gate.sets {
+			for i := range o.lanes {
+				for tenant, f := range o.lanes[i].flows {
+					if !(f.next < 1e6) {
+						t.Errorf("%s is charged up to %v", tenant, f.next)
+					}
+				}
+			}
+		}
+		s.gate.unlock()
+		for _, a := range append(others, wide) {
+			leave(a)
+		}
+	})
 }

@@ -30,10 +30,10 @@ func (g *Gate) Configure(bands []Band, resolve func(name string) *catalog.Model)
 		}
 	}
 	slices.SortFunc(waiting, func(a, b *waiter) int { return cmp.Compare(a.seq, b.seq) })
-	since := make(map[*set]busyPeriod)
+	since, leads := make(map[*set]busyPeriod), make(map[*waiter]lead)
 	for _, w := range waiting {
 		since[w.set] = w.set.busy
-		w.ahead = max(0, w.flow.next-w.lane.clock) // else its tenant would be the next at each reload
+		leads[w] = w.lead()
 	}
 	for _, w := range waiting {
 		if w.hold != nil {
@@ -57,7 +57,12 @@ func (g *Gate) Configure(bands []Band, resolve func(name string) *catalog.Model)
 			close(w.ready)
 			continue
 		}
-		g.enqueue(w, now)
+		g.enqueue(w, leads[w].aside, now)
+	}
+	for _, w := range waiting {
+		if w.err == nil {
+			w.resume(leads[w]) // else its tenant would be the next at each reload
+		}
 	}
 	for s, c := range since {
 		if s.waiting > 0 {

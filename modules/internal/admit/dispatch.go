@@ -2,6 +2,7 @@ package admit
 
 import (
 	"cmp"
+	"math"
 	"slices"
 	"time"
 
@@ -217,7 +218,7 @@ func (g *Gate) grant(w *waiter, v view, now time.Time) bool {
 			n.set.tags[w.band].calm = calm
 		}
 	}
-	if w.lane.of != nil && w.hold != nil { // others could have had what was kept
+	if w.lane.of != nil && w.hold != nil && !math.IsInf(s.each, 1) { // others could have had what was kept
 		kept := now.Sub(w.hold.from).Seconds() / s.patience().Seconds() * s.each * s.size.value
 		w.lane.of.charge(w.tenant, kept/w.weight)
 	}

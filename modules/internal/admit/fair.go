@@ -55,7 +55,7 @@ func (l *lane) push(w *waiter) {
 		heap.Fix(&l.turn, f.index) // its oldest request may be this one
 		return
 	}
-	f.next, f.weight, w.ahead = max(f.next, l.clock+w.ahead), w.weight, 0
+	f.next, f.weight = max(f.next, l.clock), w.weight
 	l.weight += f.weight
 	heap.Push(&l.turn, f)
 }
@@ -77,11 +77,52 @@ func (l *lane) flow(tenant string) *flow {
 // setAside lets others of the band pass a request that waits: those that are set aside take
 // turns among themselves. When it goes its tenant is charged for it here, too, if others wait.
 func (l *lane) setAside(w *waiter) {
+	l.remove(w)
+	l.asides().push(w)
+}
+
+func (l *lane) asides() *lane {
 	if l.aside == nil {
 		l.aside = &lane{of: l}
 	}
-	l.remove(w)
-	l.aside.push(w)
+	return l.aside
+}
+
+// lead is how far the tenant of a request is ahead of the clock in its lane, and in that from
+// which it was set aside.
+type lead struct {
+	aside        bool
+	own, parents float64
+}
+
+func (w *waiter) lead() lead {
+	d := lead{own: w.lane.ahead(w.tenant), aside: w.lane.of != nil}
+	if d.aside {
+		d.parents = w.lane.of.ahead(w.tenant)
+	}
+	return d
+}
+
+// resume gives the tenant of a request the lead that it had where the queues were before.
+func (w *waiter) resume(d lead) {
+	w.lane.atLeast(w.tenant, d.own)
+	if d.aside {
+		w.lane.of.atLeast(w.tenant, d.parents)
+	}
+}
+
+func (l *lane) ahead(tenant string) float64 {
+	if f := l.flows[tenant]; f != nil {
+		return max(0, f.next-l.clock)
+	}
+	return 0
+}
+
+// atLeast makes a tenant so far ahead of the clock, unless it is further, or nobody waits.
+func (l *lane) atLeast(tenant string, ahead float64) {
+	if f := l.flows[tenant]; f != nil || ahead > 0 {
+		l.charge(tenant, max(0, ahead-l.ahead(tenant)))
+	}
 }
 
 // head returns the request that goes next, of those that are not set aside, or nil.
@@ -210,10 +251,10 @@ func (l *lane) forget() {
 	l.limit = min(2*len(l.flows), len(l.turn)+maxIdle)
 }
 
-// ahead estimates how many tokens go before a new request of the tenant: what it
+// before estimates how many tokens go before a new request of the tenant: what it
 // has waiting itself, and of each other tenant as much again, whatever its weight,
 // but no more than there is.
-func (l *lane) ahead(tenant string, tokens int64) int64 {
+func (l *lane) before(tenant string, tokens int64) int64 {
 	own, others := int64(0), int64(len(l.turn))
 	if f := l.flows[tenant]; f != nil && f.list.n > 0 {
 		own, others = f.tokens, others-1

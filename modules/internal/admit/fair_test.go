@@ -248,3 +248,73 @@ func TestTenantsWithoutEnd(t *testing.T) {
 		t.Errorf("%d tenants are remembered, want at most %d", len(l.flows), most)
 	}
 }
+
+// TestTurnsOverReloads: tenants take turns whether queues are made anew between them or not,
+// and whether others pass their requests or not.
+func TestTurnsOverReloads(t *testing.T) {
+	for _, n := range []int64{1, 2} {
+		for _, reload := range []bool{false, true} {
+			synctest.Test(t, func(t *testing.T) {
+				s := strict(t, 1, int(n))
+				start := func(tenant string) *asked {
+					r := s.request("silver", tenant)
+					r.Sequences = n
+					a := s.start(t.Context(), r)
+					synctest.Wait()
+					return a
+				}
+				running := start("x")
+				all, tenants := make(map[*asked]bool), make(map[*asked]string)
+				for _, tenant := range []string{"a", "a", "a", "a", "b", "b"} {
+					a := start(tenant)
+					all[a], tenants[a] = true, tenant
+				}
+				order := ""
+				for range 6 {
+					if reload {
+						s.configure(t, s.gate.bands)
+					}
+					running.lease.Release(50)
+					synctest.Wait()
+					for a := range all {
+						if a.went() {
+							delete(all, a)
+							running, order = a, order+tenants[a]
+						}
+					}
+				}
+				if order != "ababaa" {
+					t.Errorf("of %d sequences, reload %v: they go in the order %s", n, reload, order)
+				}
+				running.lease.Release(50)
+				s.atRest(t)
+			})
+		}
+	}
+}
+
+// TestLeadOfThoseSetAside: a tenant whose requests are all set aside keeps its lead where others
+// pass them, too.
+func TestLeadOfThoseSetAside(t *testing.T) {
+	var old, anew lane
+	seq := uint64(0)
+	waits := func(l *lane, tenant string) *waiter {
+		seq++
+		w := &waiter{tenant: tenant, weight: 1, needs: needs{tokens: 100}, seq: seq}
+		w.inFlow.w = w
+		l.push(w)
+		return w
+	}
+	first, second := waits(&old, "a"), waits(&old, "a")
+	waits(&old, "b")
+	old.serve(first)
+	old.setAside(second)
+	d := second.lead()
+	second.lane.remove(second)
+	waits(&anew, "b")
+	anew.asides().push(second)
+	second.resume(d)
+	if want := old.ahead("a"); want == 0 || anew.ahead("a") != want || anew.turnOf(second) {
+		t.Errorf("it is ahead by %v, was by %v", anew.ahead("a"), want)
+	}
+}

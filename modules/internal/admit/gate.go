@@ -32,7 +32,8 @@ type Request struct {
 	// Sequences is how many the engine makes of it, each of which takes a slot: the
 	// choices, or the prompts of a list. 0 is 1.
 	Sequences int64
-	// Alone says that it goes only to a replica that has nothing else.
+	// Alone says that it goes only to a replica that has nothing else, as far as the gateway
+	// knows, which gets nothing else until the request is placed.
 	Alone bool
 	// Bytes is the length of its body.
 	Bytes int64
@@ -130,9 +131,8 @@ type waiter struct {
 	lane  *lane
 	flow  *flow
 	share *share
-	hold  *hold   // of a replica, for it; nil if there is none
-	alone bool    // it goes only to an idle replica
-	ahead float64 // how far its tenant was ahead of the lane, when the queues are made anew
+	hold  *hold // of a replica, for it; nil if there is none
+	alone bool  // it goes only to an idle replica
 
 	inFlow, inAge, inBand, inShare link
 
@@ -217,7 +217,7 @@ func (g *Gate) enter(r *Request, now time.Time) (*Lease, *waiter, error) {
 		w.ready = make(chan struct{})
 		g.seq++
 		w.seq = g.seq
-		g.enqueue(w, now)
+		g.enqueue(w, false, now)
 		// Only now do others see that one waits, and leave notes of what they free; and with
 		// it lower bands may have less to leave free.
 		g.dispatch(now, g.around(s))
@@ -225,8 +225,8 @@ func (g *Gate) enter(r *Request, now time.Time) (*Lease, *waiter, error) {
 	}
 }
 
-// enqueue queues a request. It needs mu.
-func (g *Gate) enqueue(w *waiter, now time.Time) {
+// enqueue queues a request, aside if others may pass it. It needs mu.
+func (g *Gate) enqueue(w *waiter, aside bool, now time.Time) {
 	s := w.set
 	if s.waiting == 0 {
 		g.active = append(g.active, s)
@@ -235,7 +235,11 @@ func (g *Gate) enqueue(w *waiter, now time.Time) {
 	s.waiting++
 	g.waiting.Add(1)
 	w.inFlow.w, w.inAge.w, w.inBand.w, w.inShare.w = w, w, w, w
-	s.lanes[w.band].push(w)
+	l := &s.lanes[w.band]
+	if aside {
+		l = l.asides()
+	}
+	l.push(w)
 	s.standing[w.band] += w.slots
 	s.mark(w.band)
 	s.ages[w.band].add(&w.inAge)

@@ -81,7 +81,7 @@ func (g *Gate) claim(w *waiter, reason string, now time.Time) bool {
 	var least, turns float64
 	for _, e := range s.endpoints {
 		l := e.Replica.Load(now, e.Slots)
-		if l.State != schedule.Ready || l.Tokens.Known() && float64(l.Tokens) < float64(w.holds) {
+		if l.State != schedule.Ready || !e.Replica.TakesMany(now, w.slots) || l.Tokens.Known() && float64(l.Tokens) < float64(w.holds) {
 			continue
 		}
 		if h := g.holds[e.Replica]; h != nil && (h.w == nil || h.against(w, w.band, now)) {
@@ -215,11 +215,11 @@ func (w *waiter) urgent(now time.Time) bool {
 }
 
 // large reports whether a request waits for this reason since it takes more than others do:
-// many slots, or much room in a KV cache, which is an eighth of one, and twice as much as
+// many slots, which replicas may have refused to so large a one, or much room in a KV cache, which is an eighth of one, and twice as much as
 // others take or what was not to be had for long. Others may go before it, then.
 func (w *waiter) large(reason string) bool {
 	switch reason {
-	case WaitSaturated:
+	case WaitSaturated, WaitFull, WaitReplica:
 		return w.slots > 1
 	case WaitHeadroom, WaitTokens:
 		s, holds := w.set, float64(w.holds)

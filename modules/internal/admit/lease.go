@@ -20,6 +20,7 @@ type Lease struct {
 	at     time.Time
 	waited time.Duration
 	needs
+	takes    int64               // how many slots it takes at first: all of a replica's if it is to have it for itself
 	need     float64             // how many of a replica's slots it was let go with
 	load     float64             // of the replica where it was given, with it
 	question question            // to which the answer was that it may go
@@ -43,7 +44,7 @@ type Lease struct {
 // the scheduler to say. It returns nil if another request took that room meanwhile.
 // It needs the gate's mu.
 func (s *set) lease(g *Gate, w *waiter, v view, now time.Time) *Lease {
-	if !v.best.Reserve(v.turn, w.slots, w.holds) {
+	if !v.best.Reserve(v.turn, v.reserves(w.slots), w.holds) {
 		return nil
 	}
 	s.pace(w.band, v, now)
@@ -57,7 +58,7 @@ func (s *set) lease(g *Gate, w *waiter, v view, now time.Time) *Lease {
 func (g *Gate) newLease(s *set, f *front, m *catalog.Model, band int, n needs, v *view, now time.Time, waited time.Duration) *Lease {
 	b := &f.bands[band]
 	return &Lease{
-		gate: g, set: s, model: m, at: now, waited: waited, needs: n,
+		gate: g, set: s, model: m, at: now, waited: waited, needs: n, takes: v.reserves(n.slots),
 		need: v.need, load: v.load, question: v.question, closed: v.closed, replica: v.best,
 		engine: b.EnginePriority, name: b.Name, front: f, band: band,
 	}
@@ -82,6 +83,15 @@ func (l *Lease) Sequences() int64 {
 		return 0
 	}
 	return l.slots
+}
+
+// Takes returns as how many the request counts on a replica until its answer begins, 0 if the lease
+// is nil.
+func (l *Lease) Takes() int64 {
+	if l == nil {
+		return 0
+	}
+	return l.takes
 }
 
 // Alone reports whether the request had asked for a replica that has nothing else, and there
@@ -147,7 +157,7 @@ func (l *Lease) Placed() {
 
 func (l *Lease) unreserve() {
 	if l.replica != nil {
-		l.replica.Unreserve(l.slots, l.holds)
+		l.replica.Unreserve(l.takes, l.holds)
 		l.replica = nil
 	}
 }
@@ -160,7 +170,7 @@ func (l *Lease) Reserved() (r *fleet.Replica, sequences int64) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.replica, l.slots
+	return l.replica, l.takes
 }
 
 // Release gives the right back, after the request counts on no replica any more:

@@ -17,8 +17,8 @@ import (
 // TestGateProperties drives a gate by hand, in a bubble: arrivals for models that share
 // replicas, clients that leave, requests that are placed and that end, time that passes,
 // other bands and other replicas. At each step no slot is granted twice, nobody who
-// comes overtakes a higher band, but for those that let others pass, nothing waits that may go, what was said of a request is what becomes of
-// it, and all counts agree.
+// comes overtakes a higher band, but for those that let others pass, nothing waits that may
+// go, what was said of a request is what becomes of it, and all counts agree.
 func TestGateProperties(t *testing.T) {
 	if f := flag.Lookup("rapid.checks"); f.Value.String() == f.DefValue { // they are quick
 		_ = f.Value.Set("3000")
@@ -114,6 +114,7 @@ func gateProperties(t *rapid.T) {
 			r.Prompt = rapid.Int64Range(1, 1000).Draw(t, "prompt")
 			r.Model = models[rapid.SampledFrom([]string{"m", "first", "others"}).Draw(t, "model")]
 			r.Sequences = int64(rapid.IntRange(1, widest).Draw(t, "sequences"))
+			r.Alone = r.Sequences > 1 && rapid.IntRange(0, 3).Draw(t, "alone") == 0
 			g.Explain(r) // a model with other replicas may let go others, the first time
 			said := g.Explain(r)
 			settle()
@@ -214,7 +215,7 @@ func gateProperties(t *rapid.T) {
 				total += n
 			}
 			for _, r := range running {
-				all += r.lease.Sequences()
+				all += r.lease.Takes()
 			}
 			if total != all {
 				t.Fatalf("%d run, the replicas count %d", all, total)

@@ -135,9 +135,9 @@ func (s *set) ahead(w *waiter) (higher, own int64) {
 		higher += s.lanes[i].tokens
 	}
 	l := &s.lanes[w.band]
-	own = l.ahead(w.tenant, w.tokens)
+	own = l.before(w.tenant, w.tokens)
 	if l.aside != nil && w.slots > 1 { // it will be set aside, too
-		own += l.aside.ahead(w.tenant, w.tokens)
+		own += l.aside.before(w.tenant, w.tokens)
 	}
 	return higher, own
 }

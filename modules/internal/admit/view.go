@@ -14,6 +14,7 @@ import (
 // view is a set as it is at a moment.
 type view struct {
 	ready, full int     // replicas that take work, and that have said they are full
+	partial     bool    // others take work, but not requests of so many sequences
 	own         float64 // saturation of the best one's queue, with the request
 	question    question
 	free, slots float64 // how many more they can run at once, and in all; infinite if nobody knows
@@ -62,12 +63,14 @@ func (s *set) lookAt(endpoints []*catalog.Endpoint, now time.Time, q question) v
 		l := e.Replica.Load(now, e.Slots)
 		room := l.Tokens.Or(math.Inf(1))
 		v.room = max(v.room, room)
-		switch l.State {
-		case schedule.Ready:
-		case schedule.Full:
+		switch {
+		case l.State == schedule.Full:
 			v.full++
 			continue
-		default:
+		case l.State != schedule.Ready:
+			continue
+		case !e.Replica.TakesMany(now, q.slots):
+			v.partial = true
 			continue
 		}
 		v.ready++
@@ -83,6 +86,9 @@ func (s *set) lookAt(endpoints []*catalog.Endpoint, now time.Time, q question) v
 		// to queue.
 		wide := float64(max(1, q.slots))
 		takes := min(wide, max(1, slots))
+		if q.alone && !math.IsInf(slots, 1) {
+			takes = slots
+		}
 		need, load, queue := takes, l.Total/e.Weight, s.target*e.Weight
 		if q.hasty {
 			need = math.Ceil(takes / 2)
@@ -111,14 +117,14 @@ func (s *set) lookAt(endpoints []*catalog.Endpoint, now time.Time, q question) v
 // measure notes how much replicas can do, if one takes work. Those that have said they are
 // full run as many requests as the others.
 func (s *set) measure(v *view) {
-	if v.ready == 0 {
+	if v.ready == 0 || v.partial {
 		return
 	}
 	slots := v.slots
 	if s.size.value > 0 {
 		slots = min(slots, max(1, v.allTokens/s.size.value))
 	}
-	s.each, s.room = v.slots/float64(v.ready), v.room
+	s.each, s.room = slots/float64(v.ready), v.room
 	s.slots = slots * float64(v.ready+v.full) / float64(v.ready)
 }
 
@@ -185,6 +191,14 @@ func (v *view) judge(b *Band, tokens int64, slots, spare float64) string {
 		return WaitHeadroom
 	}
 	return ""
+}
+
+// reserves returns as how many a request of so many slots counts until it is placed.
+func (v *view) reserves(slots int64) int64 {
+	if v.question.alone {
+		return max(slots, int64(v.takes))
+	}
+	return slots
 }
 
 // taken returns how many slots the request takes of those that could be left free: all that

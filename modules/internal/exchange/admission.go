@@ -59,6 +59,10 @@ func (x *Exchange) Admit(ctx context.Context, c Class) error {
 	}
 }
 
+// maxJoined is how often a request that is to have a replica for itself waits again if others were
+// there, of another gateway or where nobody knows how many the replica runs at once.
+const maxJoined = 3
+
 // waitAgain gives the lease back and queues again, if all replicas of its model have
 // refused the request as full, or take no more; then it returns whether the request may go
 // now. Otherwise, and without a lease, it returns false.
@@ -81,12 +85,13 @@ func (x *Exchange) waitAgain(ctx context.Context) bool {
 // may be used have refused the request as full, which they may not be any more, or take no
 // more than they have. It needs mu.
 func (x *Exchange) full() bool {
-	if x.lease == nil || x.tooMany {
+	if x.lease == nil || x.joined >= maxJoined {
 		return false
 	}
-	full := false
+	full, now, n := false, x.rt.Now(), x.sequences()
 	for _, e := range x.lease.Model().Endpoints {
 		switch s := e.Replica.State(); {
+		case !e.Replica.TakesMany(now, n):
 		case s == schedule.Full, s == schedule.Ready && slices.Contains(x.turnedAway, e.Replica):
 			full = true
 		case s == schedule.Ready && !slices.Contains(x.tried, e.Replica):
@@ -114,6 +119,11 @@ func (x *Exchange) admission(m *catalog.Model) *admit.Request {
 	r.Band, r.Tenant, r.Weight, r.Deadline = x.class.Band, x.class.Tenant, x.class.Weight, x.Wishes.Deadline
 	r.Fallbacks, r.Waited, r.Alone = x.fallbacks(), x.waited, x.alone
 	return r
+}
+
+// sequences returns how many an engine makes of the request.
+func (x *Exchange) sequences() int64 {
+	return x.Fields.Sequences(x.Fields.Prompts(x.Route.Work == WorkGenerate))
 }
 
 // Admission is what the gate is told of a request for a model whose body was scanned,

@@ -81,11 +81,12 @@ type Exchange struct {
 	attempts   int
 	tried      []*fleet.Replica
 	turnedAway []*fleet.Replica // those that have refused it as full
-	// alone says that it is of many sequences and was refused, so that it goes only where
-	// nothing else is; tooMany that it was refused even there, and is not sent again.
-	alone, tooMany bool
-	err            error
-	result         Result
+	// alone says that it is of many sequences and was refused: in its next turn it goes only
+	// where nothing else is. joined is how often it was refused then, since others were there after all.
+	alone  bool
+	joined int
+	err    error
+	result Result
 }
 
 // Options are settings of a site that an exchange needs on its way.

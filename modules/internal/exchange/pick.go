@@ -137,7 +137,7 @@ func (x *Exchange) pickServing() (*catalog.Endpoint, error) {
 	profile := x.profile()
 	tokens := cmp.Or(x.lease.Tokens(), int64(req.PromptTokens+req.OutputTokens))
 	for conflicts := 0; ; conflicts++ {
-		x.rt.snapshot(d, m, &req, x.tried, x.lease)
+		x.rt.snapshot(d, m, &req, x.tried, x.lease, x.sequences())
 		if !x.pinned(d) && !d.Decide(profile, &req) {
 			return nil, x.exhausted(d)
 		}
@@ -152,7 +152,7 @@ func (x *Exchange) pickServing() (*catalog.Endpoint, error) {
 			continue
 		}
 		x.slot, x.endpoint, x.last, x.pool = slot, e, e, e.Pool
-		x.slot.Sequences(x.lease.Sequences())
+		x.slot.Sequences(x.lease.Takes())
 		x.lease.Placed()
 		x.attempts++
 		x.tries++
@@ -291,10 +291,10 @@ func (rt *Runtime) request(m *catalog.Model, sequence uint64, session string, pr
 	return req
 }
 
-// snapshot fills the decision's candidates, as they are but for what the lease has
-// reserved.
-func (rt *Runtime) snapshot(d *pipeline.Decision, m *catalog.Model, req *schedule.Request, tried []*fleet.Replica, lease *admit.Lease) {
-	reserved, sequences := lease.Reserved()
+// snapshot fills the decision's candidates, as they are for a request of so many sequences, but
+// for what the lease has reserved.
+func (rt *Runtime) snapshot(d *pipeline.Decision, m *catalog.Model, req *schedule.Request, tried []*fleet.Replica, lease *admit.Lease, sequences int64) {
+	reserved, takes := lease.Reserved()
 	if cap(d.Candidates) < len(m.Endpoints) {
 		d.Candidates = make([]schedule.Replica, len(m.Endpoints))
 	}
@@ -303,9 +303,12 @@ func (rt *Runtime) snapshot(d *pipeline.Decision, m *catalog.Model, req *schedul
 		c := &d.Candidates[i]
 		own := int64(0)
 		if e.Replica == reserved {
-			own = sequences
+			own = takes
 		}
 		load := e.Replica.Fill(c, req.Now, e.Slots, own)
+		if c.State == schedule.Ready && !e.Replica.TakesMany(req.Now, sequences) {
+			c.State = schedule.Cooling
+		}
 		c.Pool, c.Priority, c.Weight = e.Pool, e.Priority, e.Weight
 		c.Tried, c.Room = slices.Contains(tried, e.Replica), lease.Room(e, load, req.TargetWaiting)
 	}
@@ -321,7 +324,7 @@ func (rt *Runtime) Explain(m *catalog.Model, profile, session string, promptByte
 	d := pipeline.NewDecision()
 	defer d.Free()
 	req := rt.request(m, m.Upcoming(), session, promptBytes, output)
-	rt.snapshot(d, m, &req, nil, nil)
+	rt.snapshot(d, m, &req, nil, nil, 1)
 	d.Decide(p, &req)
 	return d.Explain(p)
 }

@@ -98,6 +98,9 @@ func (x *Exchange) Alive() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.slot.Alive()
+	if x.lease.Alone() { // others may go there, too
+		x.slot.Sequences(x.lease.Sequences())
+	}
 }
 
 // Resent notes that the request was sent anew to the current replica, over
@@ -122,9 +125,11 @@ func (x *Exchange) Refused(reason string, asked time.Duration, busy bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	cooldown := x.serving.Reliability.Cooldown
-	if busy && asked == 0 && x.lease.Sequences() > 1 { // its own number may be what is too many
-		x.slot.TooMany(reason, cooldown)
-		x.tooMany, x.alone = x.tooMany || x.lease.Alone(), true
+	if n := x.sequences(); busy && asked == 0 && n > 1 { // its own number may be what is too many
+		if !x.slot.TooMany(n, cooldown) && x.lease.Alone() {
+			x.joined++
+		}
+		x.alone = true
 	} else {
 		x.slot.Refused(reason, asked, cooldown)
 	}

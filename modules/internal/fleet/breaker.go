@@ -15,7 +15,7 @@ const (
 	// one request that is let through then doubles it, up to the cooldown.
 	firstPause = time.Second
 	// failuresToOpen is how many failures in a row open it. A refusal (503 or
-	// 429) by one that has nothing else to do opens it at once.
+	// 429) of a single sequence by one that has nothing else to do opens it at once.
 	failuresToOpen = 3
 	// So do so many of the last 20 requests: one that fails now and then, and
 	// fast, would else look idle and get more than its share.

@@ -26,7 +26,7 @@ const (
 // The zero full says nothing. Safe for concurrent use.
 type full struct {
 	until    atomic.Int64 // when to try it with more, Unix ns; 0 if it has refused nothing
-	limit    atomic.Int64 // how many requests it had when it refused one
+	limit    atomic.Int64 // how many requests it had when it refused one, each sequence as one
 	marked   atomic.Int64 // when that was, Unix ns
 	answered atomic.Bool  // it has answered a request well since
 
@@ -77,12 +77,12 @@ func (f *full) known(now time.Time) bool {
 }
 
 // at reports whether a replica with so many requests takes no more.
-func (f *full) at(now time.Time, inflight int64) bool {
+func (f *full) at(now time.Time, has int64) bool {
 	if f.until.Load() == 0 {
 		return false
 	}
 	more := f.more(now)
-	return more < 1<<forgotten && inflight >= f.limit.Load()+max(0, more)
+	return more < 1<<forgotten && has >= f.limit.Load()+max(0, more)
 }
 
 // settled reports whether those refusals are in that came with the last one.
@@ -107,8 +107,8 @@ func (f *full) good() {
 
 // why says what the replica has refused with and since when it is full; "" if it
 // takes more than so many requests.
-func (f *full) why(now time.Time, inflight int64) (string, time.Time) {
-	if !f.at(now, inflight) {
+func (f *full) why(now time.Time, has int64) (string, time.Time) {
+	if !f.at(now, has) {
 		return "", time.Time{}
 	}
 	f.mu.Lock()

@@ -169,3 +169,30 @@ func TestRestartForgetsThatItWasFull(t *testing.T) {
 		t.Errorf("%v after a restart", r.State())
 	}
 }
+
+// TestFullOfSequences: an engine that runs four sequences and queues none is full, not broken,
+// when one request has all four.
+func TestFullOfSequences(t *testing.T) {
+	c := newClock()
+	r := hold(t, c)
+	slots := take(t, r, 5)
+	refuse(slots[4], 0)
+	c.advance(settling)
+	for _, s := range slots[:4] {
+		s.Succeeded()
+		s.Release()
+	}
+	wide := take(t, r, 1)[0]
+	wide.Sequences(4)
+	if r.State() != schedule.Full {
+		t.Errorf("%v with as many sequences as it takes", r.State())
+	}
+	if _, ok := r.Take(-1, 1); ok {
+		t.Error("it is given more than it takes")
+	}
+	wide.Sequences(3)
+	take(t, r, 1)
+	if r.State() != schedule.Full {
+		t.Errorf("%v with as many sequences as it takes, of two requests", r.State())
+	}
+}

@@ -83,13 +83,13 @@ func (l *Load) QueuedWith(n float64) float64 {
 func (r *Replica) Load(now time.Time, slots int) Load {
 	s := r.Stats()
 	turn := r.reserved.Load() // first: what is placed meanwhile counts twice, and not never
-	inflight := r.inflight.Load()
+	sequences := r.sequences()
 	// Of requests that are not sent yet nobody counts how many these are: sequences stand for
 	// them where it may be full, which is too many for a moment rather than too few.
 	reserved := int64(turn & (1<<reservedBits - 1))
-	own := float64(inflight + r.extra.Load() + reserved)
+	own := float64(sequences + reserved)
 	l := Load{
-		Turn: turn, State: r.state(now, inflight+reserved), Free: schedule.Unknown, Slots: schedule.Unknown,
+		Turn: turn, State: r.state(now, sequences+reserved), Free: schedule.Unknown, Slots: schedule.Unknown,
 		Proven: schedule.Unknown, KVUsage: schedule.Unknown, Tokens: schedule.Unknown, FreeTokens: schedule.Unknown,
 		limit: schedule.Unknown,
 	}

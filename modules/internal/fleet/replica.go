@@ -47,6 +47,7 @@ type Replica struct {
 	ran                      atomic.Int64 // the most that it said it ran
 	draining                 atomic.Bool
 	full                     full
+	many                     many
 	page                     page
 	stats                    atomic.Pointer[Stats]
 	models                   atomic.Pointer[[]string]
@@ -173,6 +174,7 @@ func (r *Replica) Restarted() {
 	r.proven.Store(0)
 	r.ran.Store(0)
 	r.full.reset()
+	r.many.least.Store(0)
 	r.page.reset()
 	r.Breaker.Reset()
 }
@@ -226,14 +228,17 @@ func (r *Replica) Progressed(now time.Time) {
 func (r *Replica) Completed() { r.drain.add(r.now()) }
 
 // State returns whether it may be given work, and why not.
-func (r *Replica) State() schedule.State { return r.state(r.now(), r.inflight.Load()) }
+func (r *Replica) State() schedule.State { return r.state(r.now(), r.sequences()) }
 
 // Full says why and since when it takes no more than it has; "" if it does.
 func (r *Replica) Full() (reason string, since time.Time) {
-	return r.full.why(r.now(), r.inflight.Load())
+	return r.full.why(r.now(), r.sequences())
 }
 
-func (r *Replica) state(now time.Time, inflight int64) schedule.State {
+// sequences returns how many llmgw's requests are to the engine.
+func (r *Replica) sequences() int64 { return r.inflight.Load() + r.extra.Load() }
+
+func (r *Replica) state(now time.Time, sequences int64) schedule.State {
 	if r.draining.Load() {
 		return schedule.Draining
 	}
@@ -243,7 +248,7 @@ func (r *Replica) state(now time.Time, inflight int64) schedule.State {
 	if s := r.Breaker.State(now); s != schedule.Ready {
 		return s
 	}
-	if r.full.at(now, inflight) {
+	if r.full.at(now, sequences) {
 		return schedule.Full
 	}
 	return schedule.Ready
@@ -257,7 +262,7 @@ func (r *Replica) Fill(c *schedule.Replica, now time.Time, slots int, own int64)
 	s := r.Stats()
 	c.ID, c.Hash = r.ID, r.hash
 	inflight := r.inflight.Load() // once: Take must see what the state was made from
-	c.State = r.state(now, inflight)
+	c.State = r.state(now, inflight+r.extra.Load())
 	c.Stale = s.Failed != ""
 	c.Waiting, c.Running, c.KVUsage = s.Waiting, s.Running, s.KVUsage
 	if !s.counts(now) {

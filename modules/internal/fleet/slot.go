@@ -25,7 +25,7 @@ type Slot struct {
 // false if the replica's breaker lets no request through any more.
 func (r *Replica) Take(seen int, tokens int64) (Slot, bool) {
 	if seen < 0 {
-		if n := r.inflight.Add(1); r.full.at(r.now(), n-1) {
+		if n := r.inflight.Add(1); r.full.at(r.now(), n-1+r.extra.Load()) {
 			r.inflight.Add(-1)
 			return Slot{}, false
 		}
@@ -42,12 +42,12 @@ func (r *Replica) Take(seen int, tokens int64) (Slot, bool) {
 }
 
 // Sequences notes that the request is so many sequences to the engine, which runs
-// each as it would a request: the choices of a completion, or the prompts of a list.
-// To be called once at most.
+// each as it would a request: the choices of a completion, or the prompts of a list. Called
+// again, it counts as so many from now on.
 func (s *Slot) Sequences(n int64) {
-	if s.replica != nil && n > 1 {
-		s.extra = n - 1
-		s.replica.extra.Add(s.extra)
+	if extra := max(n, 1) - 1; s.replica != nil && extra != s.extra {
+		s.replica.extra.Add(extra - s.extra)
+		s.extra = extra
 	}
 }
 
@@ -90,6 +90,7 @@ func (s *Slot) Succeeded() {
 	if s.replica != nil {
 		s.heard()
 		s.replica.full.good()
+		s.replica.many.good(s.extra + 1)
 		s.replica.Breaker.Succeeded(s.probe)
 		s.probe = 0
 	}
@@ -106,7 +107,7 @@ func (s *Slot) Refused(reason string, asked, cooldown time.Duration) {
 	r, now, probe, roomy := s.replica, s.replica.now(), s.probe, s.roomy
 	s.probe = 0
 	s.Release() // else those that are refused at once would count as others
-	others := r.inflight.Load()
+	others := r.sequences()
 	switch {
 	case others <= 0:
 		r.Breaker.Refused(now, reason, probe, asked, cooldown)
@@ -119,19 +120,20 @@ func (s *Slot) Refused(reason string, asked, cooldown time.Duration) {
 	r.full.mark(now, reason, others, asked, cooldown)
 }
 
-// TooMany is Refused for a request of many sequences, of which no time was said: these may
-// be too many beside the others that the replica has, which says nothing of whether it
-// takes one more. Without any other request it is a failure.
-func (s *Slot) TooMany(reason string, cooldown time.Duration) {
-	if s.replica == nil || s.extra == 0 || s.probe != 0 {
-		s.Refused(reason, 0, cooldown)
-		return
+// TooMany is Refused for a request of n sequences, whose number may be what was too many: so it
+// tells nothing of others. It returns whether the replica had nothing else; then no others
+// of as many go there for a while, see [Replica.TakesMany].
+func (s *Slot) TooMany(n int64, cooldown time.Duration) (alone bool) {
+	if s.replica == nil {
+		return false
 	}
 	r := s.replica
 	s.Release()
-	if r.inflight.Load() <= 0 {
-		r.Breaker.Failed(r.now(), reason, 0, cooldown)
+	alone = r.sequences() <= 0
+	if alone {
+		r.many.refused(r.now(), n, cooldown)
 	}
+	return alone
 }
 
 // Failed notes that the replica failed; see [Breaker.Failed].
