@@ -23,31 +23,52 @@ type demand struct {
 	size  average   // of the requests, in tokens that they hold in each slot
 }
 
-// levels are how often each level was seen of late. What is new weighs more and more,
-// instead of what is old less and less.
+// levels are how often each level was seen of late: in the last windows, of which the one that
+// goes on is the latest. That a level was seen once is forgotten when its window is, however
+// few come after it.
 type levels struct {
-	counts [maxHeadroom + 1]float64
-	total  float64
-	weight float64 // of the next
+	windows [windows]window
+	number  int64 // of the latest
+	sum     window
 }
 
-// note notes a level that weighs so many times as much as the one before.
-func (l *levels) note(level, gain float64) {
-	if l.weight = max(1, l.weight*gain); l.weight > 1e100 {
-		for i := range l.counts {
-			l.counts[i] /= l.weight
+// window is how often each level was seen in one span of time.
+type window struct {
+	counts [maxHeadroom + 1]uint32
+	total  uint32
+}
+
+// note notes a level.
+func (l *levels) note(level float64, now time.Time) {
+	l.move(now)
+	h := int(min(math.Ceil(level), maxHeadroom))
+	w := &l.windows[l.number%windows]
+	w.counts[h]++
+	w.total++
+	l.sum.counts[h]++
+	l.sum.total++
+}
+
+// move forgets the windows that are over for long.
+func (l *levels) move(now time.Time) {
+	number := max(0, now.UnixNano()/int64(decay/(windows-1)))
+	for n := max(l.number+1, number-windows+1); n <= number; n++ {
+		w := &l.windows[n%windows]
+		for h, c := range w.counts {
+			l.sum.counts[h] -= c
 		}
-		l.total, l.weight = l.total/l.weight, 1
+		l.sum.total -= w.total
+		*w = window{}
 	}
-	l.counts[int(min(math.Ceil(level), maxHeadroom))] += l.weight
-	l.total += l.weight
+	l.number = max(l.number, number)
 }
 
 // enough returns the level that all but such a share were at or below.
-func (l *levels) enough(misses float64) int64 {
-	beyond := 0.0
+func (l *levels) enough(misses float64, now time.Time) int64 {
+	l.move(now)
+	beyond := uint32(0)
 	for h := maxHeadroom; h > 0; h-- {
-		if beyond += l.counts[h]; beyond > misses*l.total {
+		if beyond += l.sum.counts[h]; float64(beyond) > misses*float64(l.sum.total) {
 			return int64(h)
 		}
 	}
@@ -57,9 +78,10 @@ func (l *levels) enough(misses float64) int64 {
 const (
 	// maxHeadroom bounds what is told apart.
 	maxHeadroom = 127
-	// decay is how long ago an arrival counts by 1/e; for as long after the last
-	// one headroom is kept at all.
-	decay = 30 * time.Second
+	// decay is for how long an arrival counts, in full windows; for as long after the last one
+	// headroom is kept at all.
+	decay   = 30 * time.Second
+	windows = 4
 	// fastest bounds the rate at which slots are freed.
 	fastest = 1e6
 	// misses is the share of arrivals for which what was free by the first bound may be too
@@ -79,9 +101,8 @@ func (d *demand) arrive(now time.Time, rate float64, slots, used, tokens int64) 
 	dt := max(0, now.Sub(d.at).Seconds())
 	d.at = now
 	d.level = min(max(0, d.level-min(rate, fastest)*dt)+float64(slots), maxHeadroom)
-	gain := math.Exp(min(dt/decay.Seconds(), 100))
-	d.free.note(d.level, gain)
-	d.used.note(float64(used), gain)
+	d.free.note(d.level, now)
+	d.used.note(float64(used), now)
 }
 
 // of reports whether requests have come of late.
@@ -92,11 +113,11 @@ func (d *demand) headroom(running int64, now time.Time) int64 {
 	if !d.of(now) {
 		return 0
 	}
-	used := d.used.enough(rarely)
+	free, used := d.free.enough(misses, now), d.used.enough(rarely, now)
 	if used == maxHeadroom { // it is not told apart
-		return d.free.enough(misses)
+		return free
 	}
-	return max(0, min(d.free.enough(misses), used-running))
+	return max(0, min(free, used-running))
 }
 
 // average is an exponentially weighted mean of what it was told.

@@ -62,11 +62,22 @@ func TestDemandForgets(t *testing.T) {
 	if got := d.headroom(0, now); got != 5 {
 		t.Errorf("%d, want 5", got)
 	}
-	for range 15 { // five minutes
+	for range 3 { // a minute
 		arrive(1)
 	}
 	if got := d.headroom(0, now); got != 1 {
-		t.Errorf("%d after minutes of one at a time, want 1", got)
+		t.Errorf("%d after a minute of one at a time, want 1", got)
+	}
+	arrive(14) // once, however few come after it
+	for seconds := range 60 {
+		switch got := d.headroom(0, now); {
+		case seconds < 10 && got != 14:
+			t.Fatalf("%d within half a minute of a burst of 14", got)
+		case seconds > 25 && got != 1:
+			t.Fatalf("%d slots are left free %d s after the last burst", got, 20+seconds)
+		}
+		d.arrive(now, 1, 1, 1, 100)
+		now = now.Add(time.Second)
 	}
 }
 

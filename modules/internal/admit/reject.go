@@ -77,8 +77,12 @@ func (g *Gate) refuse(w *waiter, reason Reason, wait time.Duration) *RejectedErr
 		if !known {
 			wait, known = w.set.wait(w, &g.bands[w.band], g.now())
 		}
-		if !known { // its turn did not come in all that time
-			wait = g.now().Sub(w.since).Round(time.Second)
+		if !known { // its turn did not come in all that time, nor that of the oldest of its band
+			since := w.since
+			if k := w.set.ages[w.band].first; k != nil && k.w.since.Before(since) {
+				since = k.w.since
+			}
+			wait = g.now().Sub(since).Round(time.Second)
 		}
 		r.RetryAfter = min(max(wait, leastWait), mostWait)
 	case ReasonTooLarge:

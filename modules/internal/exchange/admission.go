@@ -64,13 +64,13 @@ func (x *Exchange) Admit(ctx context.Context, c Class) error {
 const maxJoined = 3
 
 // waitAgain gives the lease back and queues again, if all replicas of its model have
-// refused the request as full, or take no more; then it returns whether the request may go
-// now. Otherwise, and without a lease, it returns false.
-func (x *Exchange) waitAgain(ctx context.Context) bool {
+// refused the request as full, or take no more; then it returns why it may not go now. Otherwise,
+// and without a lease, it returns false.
+func (x *Exchange) waitAgain(ctx context.Context) (again bool, refused error) {
 	x.mu.Lock()
 	if x.ended || !x.full() {
 		x.mu.Unlock()
-		return false
+		return false, nil
 	}
 	lease := x.lease
 	x.waited, x.lease = x.rt.Now().Sub(lease.Since()), nil
@@ -78,7 +78,7 @@ func (x *Exchange) waitAgain(ctx context.Context) bool {
 	x.serving, x.passed = x.Model, 0
 	x.mu.Unlock()
 	lease.Release(-1)
-	return x.Admit(ctx, x.class) == nil
+	return true, x.Admit(ctx, x.class)
 }
 
 // full reports whether there is a lease that is of no use: all replicas of its model that

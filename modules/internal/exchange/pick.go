@@ -55,8 +55,17 @@ func (x *Exchange) Resolve() error {
 // all.
 func (x *Exchange) PickOrWait(ctx context.Context) *catalog.Endpoint {
 	for {
-		if e, err := x.pick(); e != nil || !x.waitAgain(ctx) {
-			return x.picked(e, err)
+		e, err := x.pick()
+		if e != nil {
+			return x.picked(e, nil)
+		}
+		switch again, refused := x.waitAgain(ctx); {
+		case refused != nil: // which is no fault of the decision
+			x.Fail(refused)
+			x.failed = true
+			return nil
+		case !again:
+			return x.picked(nil, err)
 		}
 	}
 }

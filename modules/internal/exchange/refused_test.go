@@ -1,6 +1,7 @@
 package exchange
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -215,4 +216,40 @@ func TestRefusedByAFullFallback(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		w.atRest(t)
 	})
+}
+
+// TestEndsWhileItWaitsAgain: a request whose client leaves while it waits for another turn has
+// found no replica for no fault of any, and so has one whose time is over then.
+func TestEndsWhileItWaitsAgain(t *testing.T) {
+	for _, c := range []struct {
+		after time.Duration
+		want  error
+	}{{time.Second, context.Canceled}, {time.Hour, ErrQueueTimeout}} {
+		synctest.Test(t, func(t *testing.T) {
+			w := gated(t, 0, func(m *catalog.Model) { m.Fallbacks, m.Admission.QueueTTL = nil, 10*time.Second })
+			runs, x := w.ask(t, chatBody), w.ask(t, chatBody)
+			for _, x := range []*Exchange{runs, x} {
+				if err := x.Admit(t.Context(), Class{}); err != nil {
+					t.Fatal(err)
+				}
+				mustPick(t, x)
+			}
+			failed, begin := "", time.Now()
+			w.Picked = func(_ *Exchange, failure string) { failed += failure }
+			if !x.Refusal(&openai.Error{Status: http.StatusTooManyRequests, RetryAfter: time.Minute}) {
+				t.Fatal("the refusal is for the client")
+			}
+			ctx, leave := context.WithTimeout(t.Context(), c.after)
+			defer leave()
+			if e := x.PickOrWait(ctx); e != nil || !errors.Is(x.Err(), c.want) || failed != "" {
+				t.Errorf("after %v it goes to %v: %v, counted as %q", time.Since(begin), e, x.Err(), failed)
+			}
+			if e := x.PickOrWait(ctx); e != nil || !errors.Is(x.Err(), c.want) {
+				t.Errorf("asked again it goes to %v: %v", e, x.Err())
+			}
+			runs.End()
+			x.End()
+			w.atRest(t)
+		})
+	}
 }

@@ -125,8 +125,8 @@ func (x *Exchange) Refused(reason string, asked time.Duration, busy bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	cooldown := x.serving.Reliability.Cooldown
-	if n := x.sequences(); busy && asked == 0 && n > 1 { // its own number may be what is too many
-		if !x.slot.TooMany(n, cooldown) && x.lease.Alone() {
+	if n := x.sequences(); busy && n > 1 { // its own number may be what is too many
+		if !x.slot.TooMany(n, asked, cooldown) && x.lease.Alone() {
 			x.joined++
 		}
 		x.alone = true

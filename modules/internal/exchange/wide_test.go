@@ -46,7 +46,7 @@ func TestTooManySequences(t *testing.T) {
 		if e := wide.PickOrWait(t.Context()); e == nil || time.Since(begin) != 5*time.Second || r.Inflight() != 1 {
 			t.Fatalf("it goes to %v after %v, with %d there", e, time.Since(begin), r.Inflight())
 		}
-		if wide.Refusal(tooBusy()) && wide.PickOrWait(t.Context()) != nil || wide.waitAgain(t.Context()) {
+		if wide.Refusal(tooBusy()) && wide.PickOrWait(t.Context()) != nil || wide.mayWait() {
 			t.Error("it is sent again, though the engine had nothing else")
 		}
 		wide.End()

@@ -26,8 +26,8 @@ func (m *many) takes(now time.Time, n int64) bool {
 	return least == 0 || n < least || now.UnixNano() >= m.until.Load()
 }
 
-// refused notes that one of n was.
-func (m *many) refused(now time.Time, n int64, cooldown time.Duration) {
+// refused notes that one of n was, by which the replica asked for so much time.
+func (m *many) refused(now time.Time, n int64, asked, cooldown time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	least := m.least.Load()
@@ -40,7 +40,7 @@ func (m *many) refused(now time.Time, n int64, cooldown time.Duration) {
 		m.pause, least = 2*m.pause, min(least, n)
 	}
 	m.pause = min(m.pause, cooldown)
-	m.until.Store(now.Add(m.pause).UnixNano())
+	m.until.Store(now.Add(min(max(m.pause, asked), cooldown)).UnixNano())
 	m.least.Store(least)
 }
 

@@ -21,13 +21,13 @@ func TestTooManySequences(t *testing.T) {
 	c := newClock()
 	r := hold(t, c)
 	other := take(t, r, 1)[0]
-	if wide(t, r, 8).TooMany(8, cooldown) || !r.TakesMany(c.now(), 8) {
+	if wide(t, r, 8).TooMany(8, 0, cooldown) || !r.TakesMany(c.now(), 8) {
 		t.Error("a refusal beside another counts")
 	}
 	other.Release()
 	pause := firstPause
 	for range 3 {
-		if !wide(t, r, 8).TooMany(8, cooldown) {
+		if !wide(t, r, 8).TooMany(8, 0, cooldown) {
 			t.Error("it is not known to have had nothing else")
 		}
 		if r.State() != schedule.Ready || !r.TakesMany(c.now(), 1) || !r.TakesMany(c.now(), 7) || r.TakesMany(c.now(), 8) || r.TakesMany(c.now(), 9) {
@@ -41,7 +41,7 @@ func TestTooManySequences(t *testing.T) {
 		}
 		pause *= 2
 	}
-	wide(t, r, 4).TooMany(4, cooldown)
+	wide(t, r, 4).TooMany(4, 0, cooldown)
 	if r.TakesMany(c.now(), 4) || !r.TakesMany(c.now(), 3) {
 		t.Error("four were refused, and are taken")
 	}
@@ -56,9 +56,13 @@ func TestTooManySequences(t *testing.T) {
 	four := wide(t, r, 4)
 	four.Succeeded()
 	four.Release()
-	wide(t, r, 4).TooMany(4, cooldown)
+	wide(t, r, 4).TooMany(4, 0, cooldown)
 	if c.advance(firstPause); !r.TakesMany(c.now(), 4) {
 		t.Error("the pause goes on from before four were answered")
+	}
+	wide(t, r, 4).TooMany(4, 5*time.Second, cooldown)
+	if c.advance(5*time.Second - 1); r.TakesMany(c.now(), 4) || r.State() != schedule.Ready {
+		t.Errorf("it is %v and takes four, though it asked for time", r.State())
 	}
 }
 
@@ -76,7 +80,7 @@ func TestTooManyOnTrial(t *testing.T) {
 	if r.State() != schedule.Cooling {
 		t.Fatalf("%v with one on trial", r.State())
 	}
-	s.TooMany(2, cooldown)
+	s.TooMany(2, 0, cooldown)
 	if r.State() != schedule.Ready {
 		t.Errorf("%v, and nobody is on trial", r.State())
 	}

@@ -123,7 +123,7 @@ func (s *Slot) Refused(reason string, asked, cooldown time.Duration) {
 // TooMany is Refused for a request of n sequences, whose number may be what was too many: so it
 // tells nothing of others. It returns whether the replica had nothing else; then no others
 // of as many go there for a while, see [Replica.TakesMany].
-func (s *Slot) TooMany(n int64, cooldown time.Duration) (alone bool) {
+func (s *Slot) TooMany(n int64, asked, cooldown time.Duration) (alone bool) {
 	if s.replica == nil {
 		return false
 	}
@@ -131,7 +131,7 @@ func (s *Slot) TooMany(n int64, cooldown time.Duration) (alone bool) {
 	s.Release()
 	alone = r.sequences() <= 0
 	if alone {
-		r.many.refused(r.now(), n, cooldown)
+		r.many.refused(r.now(), n, asked, cooldown)
 	}
 	return alone
 }
