@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"context"
 	"net/http"
 	"sync"
 	"sync/atomic"
@@ -77,4 +78,41 @@ func TestFullEngines(t *testing.T) {
 		close(finish)
 		wg.Wait()
 	})
+}
+
+// TestS13_ClientLeavesAfterARefusal: a client that leaves while its request waits for another turn,
+// since an engine refused it as full, is one that left, and no failure.
+func TestS13_ClientLeavesAfterARefusal(t *testing.T) {
+	s := &slots{finish: make(chan struct{})}
+	e := newEngine(t, func(w http.ResponseWriter, r *http.Request) {
+		if s.running.Load() > 0 {
+			w.Header().Set("Retry-After", "10")
+			http.Error(w, `{"error":{"message":"full"}}`, http.StatusServiceUnavailable)
+			return
+		}
+		s.serve(w, r)
+	})
+	g := start(t, "\t\tmodel m {\n\t\t\tendpoint "+e.Address+"\n\t\t}\n", "\tllm")
+	var wg sync.WaitGroup
+	wg.Go(func() { g.post(t, "/v1/chat/completions", request) })
+	eventually(t, "one runs", func() bool { return s.running.Load() == 1 })
+	ctx, cancel := context.WithCancel(t.Context())
+	wg.Go(func() {
+		if res, err := http.DefaultClient.Do(g.request(t, ctx, http.MethodPost, "/v1/chat/completions", request)); err == nil {
+			res.Body.Close()
+			t.Errorf("it was answered: %s", res.Status)
+		}
+	})
+	eventually(t, "one waits", func() bool { return g.waiting(t) == 1 })
+	cancel()
+	eventually(t, "it is counted as one that left", func() bool {
+		n, _ := g.metric(t, `llmgw_requests_total{model="m",pool="default",status="499"}`)
+		o, _ := g.metric(t, `llmgw_outcomes_total{model="m",outcome="cancelled"}`)
+		return n == 1 && o == 1
+	})
+	if n, ok := g.metric(t, `llmgw_schedule_failures_total{model="m",reason="replica_failed"}`); ok {
+		t.Errorf("%v failures are counted", n)
+	}
+	close(s.finish)
+	wg.Wait()
 }

@@ -22,7 +22,11 @@ func (a *attempt) answered(res *http.Response) (_ *http.Response, retry bool, _ 
 	if e := x.Endpoint(); e != nil && res.StatusCode < 500 {
 		e.Replica.Health.Answered()
 	}
-	x.Record(func(r *exchange.Result) { r.Headers, r.Status = at, res.StatusCode })
+	x.Record(func(r *exchange.Result) {
+		if r.Headers = at; res.StatusCode < 300 { // else it may not be what the client gets
+			r.Status = res.StatusCode
+		}
+	})
 	if res.StatusCode == http.StatusSwitchingProtocols {
 		setHeaders(x, res)
 		a.watch.Stop()
