@@ -25,10 +25,12 @@ type blockStore struct {
 	blocks []block            // one more than there are: the last is the ring's sentinel
 	cached map[uint64]blockID // hash to block
 	free   int                // length of the ring
+	// removed is told of the hashes of blocks that lose their content.
+	removed func(hash uint64)
 }
 
 func newBlockStore(n int) *blockStore {
-	s := &blockStore{blocks: make([]block, n+1), cached: make(map[uint64]blockID)}
+	s := &blockStore{blocks: make([]block, n+1), cached: make(map[uint64]blockID), removed: func(uint64) {}}
 	ring := blockID(n)
 	s.blocks[ring].prev, s.blocks[ring].next = ring, ring
 	for id := range ring {
@@ -104,6 +106,7 @@ func (s *blockStore) forget(id blockID) {
 			delete(s.cached, h)
 		}
 		s.blocks[id].hash = 0
+		s.removed(h)
 	}
 }
 

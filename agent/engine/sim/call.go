@@ -59,6 +59,7 @@ func (e *Engine) table() map[string]route {
 		"/v1/score":                 body((*call).score),
 		"/score":                    body((*call).score),
 		"/v1/audio/transcriptions":  post((*call).transcriptions),
+		"/kv_event_sources":         get((*call).kvEventSources),
 		"/tokenize":                 body((*call).tokenize),
 		"/detokenize":               body((*call).detokenize),
 		"/sim/faults":               {http.MethodGet: (*call).getFaults, http.MethodPost: (*call).setFaults},

@@ -94,6 +94,10 @@ type Config struct {
 	// OldMetricNames writes vllm:gpu_cache_usage_perc and
 	// vllm:gpu_prefix_cache_* instead of today's names.
 	OldMetricNames bool
+	// KVEvents is where the first rank publishes events of its cached blocks, as tcp://host:port, the
+	// others on the ports after it; KVEventsReplay is where it sends past ones to who asks.
+	// Empty: nowhere. KVEventsTopic is their topic. Default: kv@ and the first model.
+	KVEvents, KVEventsReplay, KVEventsTopic string
 	// Journal is how many requests /sim/requests keeps. Default 256.
 	Journal int
 }
@@ -131,6 +135,9 @@ func (c Config) withDefaults() Config {
 	def(&c.Journal, 256)
 	if c.KeepAlive == 0 {
 		c.KeepAlive = 5 * time.Second
+	}
+	if c.KVEventsTopic == "" {
+		c.KVEventsTopic = "kv@" + c.Models[0]
 	}
 	if c.GPUClass == "" {
 		c.GPUClass = "sim-80g"

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"fmt"
 	"math"
 	"sync"
 	"sync/atomic"
@@ -23,15 +24,23 @@ type core struct {
 	factor   atomic.Uint64
 }
 
-func newCore(cfg Config) *core {
+func newCore(cfg Config) (*core, error) {
 	c := &core{cfg: cfg, start: time.Now(), done: make(chan struct{})}
 	c.slow(1)
-	for range cfg.DataParallel {
-		r := newRank(c)
+	for i := range cfg.DataParallel {
+		var events *kvEvents
+		if cfg.KVEvents != "" {
+			var err error
+			if events, err = newKVEvents(&cfg, i); err != nil {
+				c.close(endDead)
+				return nil, fmt.Errorf("simulator: KV events: %w", err)
+			}
+		}
+		r := newRank(c, events)
 		c.ranks = append(c.ranks, r)
 		c.loops.Go(r.loop)
 	}
-	return c
+	return c, nil
 }
 
 // slow multiplies the time of all coming steps.
@@ -50,6 +59,9 @@ func (c *core) close(end int32) {
 			r.close(end)
 		}
 		close(c.done)
+		for _, r := range c.ranks {
+			r.events.close()
+		}
 	})
 	c.loops.Wait()
 }
@@ -100,6 +112,7 @@ func (c *core) reset() {
 	for _, r := range c.ranks {
 		r.mu.Lock()
 		r.blocks.clear()
+		r.events.cleared()
 		r.stats = newStats()
 		r.mu.Unlock()
 	}

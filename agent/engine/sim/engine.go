@@ -43,7 +43,11 @@ func New(cfg Config) (*Engine, error) {
 	}
 	e.routes = e.table()
 	e.faults.set(Fault{Mode: ModeNone})
-	e.core.Store(newCore(cfg))
+	c, err := newCore(cfg)
+	if err != nil {
+		return nil, err
+	}
+	e.core.Store(c)
 	return e, nil
 }
 
@@ -72,13 +76,17 @@ func (e *Engine) crash(back time.Duration) {
 }
 
 // revive gives a crashed engine a new life, unless it was closed.
-func (e *Engine) revive() bool {
+func (e *Engine) revive() (bool, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.closed {
-		return false
+		return false, nil
 	}
 	e.faults.set(Fault{Mode: ModeNone})
-	e.core.Store(newCore(e.cfg))
-	return true
+	c, err := newCore(e.cfg)
+	if err != nil {
+		return false, err
+	}
+	e.core.Store(c)
+	return true, nil
 }

@@ -36,6 +36,9 @@ func (c *Config) Flags(fs *pflag.FlagSet) {
 	fs.Uint64Var(&c.Seed, "seed", c.Seed, "varies the pseudo text and the natural lengths")
 	fs.BoolVar(&c.RequestIDHeaders, "enable-request-id-headers", c.RequestIDHeaders, "answer with an X-Request-Id header")
 	fs.BoolVar(&c.OldMetricNames, "old-metric-names", c.OldMetricNames, "write the cache metrics under the names of older vLLM")
+	fs.StringVar(&c.KVEvents, "kv-events", c.KVEvents, "tcp://host:port where events of cached blocks are published; empty for nowhere")
+	fs.StringVar(&c.KVEventsReplay, "kv-events-replay", c.KVEventsReplay, "tcp://host:port that sends past events to who asks")
+	fs.StringVar(&c.KVEventsTopic, "kv-events-topic", c.KVEventsTopic, "their topic")
 	fs.IntVar(&c.Journal, "journal", c.Journal, "requests that /sim/requests keeps")
 	for _, name := range nonzero {
 		f := fs.Lookup(name)

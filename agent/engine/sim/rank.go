@@ -25,6 +25,7 @@ type rank struct {
 	batch   []share
 	slots   []string // adapters in memory, least recently used first
 	stats   stats
+	events  *kvEvents // nil if nobody is told of cached blocks
 }
 
 // share is a sequence's part of one step.
@@ -33,11 +34,13 @@ type share struct {
 	tokens int
 }
 
-func newRank(c *core) *rank {
-	return &rank{
+func newRank(c *core, events *kvEvents) *rank {
+	r := &rank{
 		core: c, cfg: &c.cfg, wake: make(chan struct{}, 1),
-		blocks: newBlockStore(c.cfg.KVBlocks), stats: newStats(),
+		blocks: newBlockStore(c.cfg.KVBlocks), stats: newStats(), events: events,
 	}
+	r.blocks.removed = events.removed
+	return r
 }
 
 // submit queues the sequences of j, or returns how the rank ended.
@@ -122,6 +125,7 @@ func (r *rank) schedule(now time.Time) time.Duration {
 	if len(r.cfg.LoRAs) > 0 {
 		r.noteLoRAs(now)
 	}
+	r.events.flush(now)
 	return r.stepTime(loads)
 }
 
@@ -157,6 +161,8 @@ func (r *rank) drop(s *sequence) {
 // already share them.
 func (r *rank) fill(s *sequence, upto int) {
 	s.extend(upto, r.cfg.BlockSize)
+	from := s.filled
+	defer func() { r.events.stored(s, from, s.filled, r.cfg.BlockSize) }()
 	for ; (s.filled+1)*r.cfg.BlockSize <= upto; s.filled++ {
 		r.blocks.fill(s.blocks[s.filled], s.hashes[s.filled])
 	}

@@ -164,7 +164,7 @@ func (c *Config) generation(q *request, prompts ...[]uint32) (*job, *apiError) {
 
 // sequence makes a sequence that only computes its prompt.
 func (c *Config) sequence(q *request, prompt []uint32) *sequence {
-	s := &sequence{prompt: prompt, lora: q.lora, hashSeed: hashSeed(q.lora, q.salt), out: output{finish: "stop"}}
+	s := &sequence{prompt: prompt, lora: q.lora, salt: q.salt, hashSeed: hashSeed(q.lora, q.salt), out: output{finish: "stop"}}
 	s.extend(len(prompt), c.BlockSize)
 	return s
 }

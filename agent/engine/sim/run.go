@@ -38,8 +38,8 @@ func (e *Engine) Run(ctx context.Context, ln net.Listener) error {
 		}
 		// At least a moment, so that the port is seen closed.
 		delay = max(back, time.Millisecond)
-		if !e.revive() {
-			return nil
+		if again, err := e.revive(); err != nil || !again {
+			return err
 		}
 	}
 }

@@ -106,7 +106,10 @@ func (r *rank) check() error {
 
 // play runs the arrivals through an engine and returns the first broken rule.
 func play(cfg Config, arrivals []*arrival) error {
-	c := newCore(cfg)
+	c, err := newCore(cfg)
+	if err != nil {
+		return err
+	}
 	defer c.close(endDead)
 	var now time.Duration
 	at := make([]time.Duration, len(arrivals))
@@ -234,7 +237,10 @@ func TestStepTimes(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			var got []time.Duration
 			synctest.Test(t, func(t *testing.T) {
-				c := newCore(cfg)
+				c, err := newCore(cfg)
+				if err != nil {
+					t.Fatal(err)
+				}
 				defer c.close(endDead)
 				c.slow(tt.factor)
 				s := plain(&cfg, "abcd", 3)
@@ -265,7 +271,10 @@ func TestStepTimes(t *testing.T) {
 func TestPreemption(t *testing.T) {
 	cfg := Config{MaxNumSeqs: 2, BlockSize: 2, KVBlocks: 8, MaxModelLen: 16, Decode: time.Millisecond}.withDefaults()
 	synctest.Test(t, func(t *testing.T) {
-		c := newCore(cfg)
+		c, err := newCore(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
 		defer c.close(endDead)
 		first, second := newJob(plain(&cfg, "aaaabbbb", 12)), newJob(plain(&cfg, "ccccdddd", 12))
 		for _, j := range []*job{first, second} {

@@ -121,6 +121,7 @@ type sequence struct {
 	hashes   []uint64 // chain of the full blocks of prompt and output
 	hashSeed uint64
 	lora     string
+	salt     string
 	out      output
 	job      *job
 
