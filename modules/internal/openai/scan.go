@@ -65,7 +65,9 @@ type Fields struct {
 	// whose tokens have nothing to do with their bytes.
 	PromptBytes, MediaBytes int
 	prompt                  [8]Span
+	order                   [8]uint8 // where each stands in a prompt, the least first
 	prompts                 int
+	options                 [3]Span // what else a chat template goes by
 	// How many items the longest list of strings or lists in the prompt has, and the longest
 	// list of objects that are texts to compare.
 	items, objects int64
@@ -108,6 +110,7 @@ const (
 	keyCacheSalt
 	keyPrompt
 	keyTexts
+	keyOption
 )
 
 func keyOf(key []byte) int {
@@ -134,6 +137,8 @@ func keyOf(key []byte) int {
 		return keyCacheSalt
 	case "messages", "prompt", "suffix", "input", "system", "instructions", "tools", "query":
 		return keyPrompt
+	case "chat_template", "chat_template_kwargs", "reasoning_effort":
+		return keyOption
 	case "documents", "text_1", "text_2", "texts", "queries", "items", "data_1", "data_2":
 		return keyTexts
 	}
@@ -172,7 +177,7 @@ func Scan(body []byte) (Fields, error) {
 	m := members{b: body, i: i}
 	for m.next() {
 		key := keyOf(plainKey(m.key))
-		if key&seen&^(keyPrompt|keyTexts) != 0 {
+		if key&seen&^(keyPrompt|keyTexts|keyOption) != 0 {
 			return f, duplicate(string(plainKey(m.key)))
 		}
 		seen |= key
@@ -217,10 +222,12 @@ func Scan(body []byte) (Fields, error) {
 		case keyCacheSalt:
 			f.CacheSalt = s
 		case keyPrompt:
-			f.addPrompt(body, s)
+			f.addPrompt(body, s, orderOf(plainKey(m.key)))
 		case keyTexts:
 			f.objects = max(f.objects, items(raw, "{"))
-			f.addPrompt(body, s)
+			f.addPrompt(body, s, orderLast)
+		case keyOption:
+			f.addOption(s)
 		}
 	}
 	if m.f != noFault {
@@ -301,56 +308,15 @@ func (f *Fields) setUserText(user string) {
 	f.User = strings.ToValidUTF8(user, "\uFFFD")
 }
 
-func (f *Fields) addPrompt(body []byte, s Span) {
+func (f *Fields) addPrompt(body []byte, s Span, order uint8) {
 	media := mediaBytes(s.Of(body))
 	f.MediaBytes += media
 	f.PromptBytes += s.End - s.Start - media
 	f.items = max(f.items, items(s.Of(body), `"[`))
 	if f.prompts < len(f.prompt) {
-		f.prompt[f.prompts] = s
+		f.prompt[f.prompts], f.order[f.prompts] = s, order
 		f.prompts++
 	}
-}
-
-// mediaBytes returns the size of the base64 strings in a JSON value: data URIs, and the strings
-// under a key "data" (input_audio, Anthropic's images). In valid JSON a quote that no backslash
-// precedes and that is followed by a letter opens a string, so the search needs no parser.
-func mediaBytes(value []byte) (n int) {
-	const mark = `"data`
-	for i := 0; len(value)-i >= minMedia; {
-		k := bytes.Index(value[i:], []byte(mark))
-		if k < 0 {
-			break
-		}
-		start := i + k
-		i = start + len(mark)
-		if start > 0 && value[start-1] == '\\' || i == len(value) {
-			continue
-		}
-		if value[i] == '"' {
-			i = skipSpace(value, i+1)
-			if i == len(value) || value[i] != ':' {
-				continue
-			}
-			i = skipSpace(value, i+1)
-			if i == len(value) || value[i] != '"' {
-				continue
-			}
-			start = i
-			i++
-		} else if value[i] != ':' {
-			continue
-		}
-		end := bytes.IndexByte(value[i:], '"')
-		if end < 0 {
-			break
-		}
-		i += end
-		if size := i - start; size >= minMedia {
-			n += size
-		}
-	}
-	return n
 }
 
 // unquote decodes a JSON string that the lexer has accepted.
