@@ -21,6 +21,10 @@ import (
 // as long as somebody holds it, so that a config that is being replaced and
 // the one that replaces it share it. Safe for concurrent use.
 type Fleet struct {
+	// Gone is called with each replica that nobody holds any more. Nil means nobody cares. It
+	// must be set before the first Hold and must not call the fleet.
+	Gone func(*Replica)
+
 	mu       sync.Mutex
 	replicas map[string]*held
 	now      func() time.Time
@@ -63,6 +67,9 @@ func (f *Fleet) release(key string, h *held) {
 	// there; a replica that comes back under this URL meanwhile is a new one.
 	if h.holds == 0 && f.replicas[key] == h {
 		delete(f.replicas, key)
+		if f.Gone != nil {
+			f.Gone(h.replica)
+		}
 	}
 }
 

@@ -99,8 +99,8 @@ func (r *Replica) Load(now time.Time, slots int) Load {
 	total := own
 	if s.counts(now) {
 		// What others have on it is what it has beyond what was the gateway's then.
-		waiting, running := s.Waiting.Or(0), s.Running.Or(0)
-		total = max(own, waiting+running+own-float64(s.own))
+		waiting, running := s.queued().Or(0), s.Running.Or(0)
+		total = max(own-s.Deferred, waiting+running+own-float64(s.own)) // what is deferred takes no slot
 		l.KVUsage = s.KVUsage
 		if s.Running.Known() {
 			l.Proven = schedule.Gauge(r.proven.Load())

@@ -46,11 +46,14 @@ type Replica struct {
 	batch, proven, answering atomic.Int64
 	ran                      atomic.Int64 // the most that it said it ran
 	draining                 atomic.Bool
+	epoch                    atomic.Uint64
+	loras                    loras
 	full                     full
 	many                     many
 	page                     page
 	stats                    atomic.Pointer[Stats]
 	models                   atomic.Pointer[[]string]
+	adapters                 atomic.Pointer[[]string]
 	drain                    drainRate
 }
 
@@ -72,11 +75,20 @@ func newReplica(base *url.URL, now func() time.Time) *Replica {
 type Stats struct {
 	// At is when the scrape ended; zero if there never was one.
 	At time.Time
-	// Waiting and Running are requests, summed over data-parallel ranks.
+	// Waiting and Running are requests, summed over data-parallel ranks. Deferred is how many of
+	// those that wait do so for an adapter's slot, or a transfer, and not for room; 0 if it does not say.
 	Waiting, Running schedule.Gauge
+	Deferred         float64
+	// LoRAs are the adapters that its requests use now, of MaxLoRAs that it can have loaded at
+	// once, 0 if it does not say.
+	LoRAs    []string
+	MaxLoRAs int
 	// KVUsage is the share of KV blocks in use, 0 to 1: that of the fullest
 	// data-parallel rank, since a request that lands there suffers it.
 	KVUsage schedule.Gauge
+	// Prompted is how many tokens of prompts it has read since it started, Started when that
+	// was, in Unix s.
+	Prompted, Started schedule.Gauge
 	// BlockSize is in tokens, Blocks the number of KV blocks over all ranks;
 	// both 0 if the engine does not say.
 	BlockSize, Blocks int
@@ -116,6 +128,9 @@ func (r *Replica) SetStats(s *Stats) {
 		r.stats.Store(s)
 		return
 	}
+	if s.restarted(r.Stats()) { // sooner than anybody could see it down
+		r.epoch.Add(1)
+	}
 	s.own, s.ownTokens = r.inflight.Load()+r.extra.Load(), r.pending.Load()
 	s.Frozen = r.page.frozen(s)
 	r.stats.Store(s)
@@ -128,7 +143,7 @@ func (r *Replica) SetStats(s *Stats) {
 	switch seen := r.batch.Load(); {
 	case seen == 0 && running > 0 && s.full():
 		r.batch.Store(r.ran.Load())
-	case seen > 0 && running > seen && s.Waiting > 0:
+	case seen > 0 && running > seen && s.queued() > 0:
 		r.batch.Store(running)
 	case seen > 0 && running > seen:
 		r.batch.Store(0)
@@ -137,7 +152,10 @@ func (r *Replica) SetStats(s *Stats) {
 
 // queues reports whether requests wait in the engine. One or two of many wait for its
 // next step alone.
-func (s *Stats) queues() bool { return float64(s.Waiting) >= max(2, float64(s.Running)/8) }
+func (s *Stats) queues() bool { return float64(s.queued()) >= max(2, float64(s.Running)/8) }
+
+// queued is how many requests wait for room.
+func (s *Stats) queued() schedule.Gauge { return max(0, s.Waiting-schedule.Gauge(s.Deferred)) }
 
 // full reports whether the engine runs as many requests as it can. Others may wait for
 // memory.
@@ -164,11 +182,24 @@ func (r *Replica) Stats() *Stats {
 // counts reports whether the values still say how the engine is.
 func (s *Stats) counts(now time.Time) bool { return now.Sub(s.At) <= StatsMaxAge && !s.Frozen }
 
-var neverScraped = Stats{Waiting: schedule.Unknown, Running: schedule.Unknown, KVUsage: schedule.Unknown}
+// restarted reports whether the engine is another than the one that said last, which has read less.
+func (s *Stats) restarted(last *Stats) bool {
+	return s.Prompted < last.Prompted || s.Started.Known() && last.Started.Known() && s.Started != last.Started
+}
+
+var neverScraped = Stats{
+	Waiting: schedule.Unknown, Running: schedule.Unknown, KVUsage: schedule.Unknown,
+	Prompted: schedule.Unknown, Started: schedule.Unknown,
+}
+
+// Epoch tells the process that runs from those that ran before at the same place.
+func (r *Replica) Epoch() uint64 { return r.epoch.Load() }
 
 // Restarted forgets what held for the process that ran before: statistics, the
 // batch capacity, what it refused.
 func (r *Replica) Restarted() {
+	r.epoch.Add(1)
+	r.loras.reset()
 	r.stats.Store(nil)
 	r.batch.Store(0)
 	r.proven.Store(0)
@@ -192,6 +223,17 @@ func (r *Replica) SetModels(names []string) bool {
 		}
 	}
 	return false
+}
+
+// SetAdapters stores which of the names that the engine lists are those of LoRA adapters.
+func (r *Replica) SetAdapters(names []string) { r.adapters.Store(&names) }
+
+// Adapters returns what SetAdapters was told last.
+func (r *Replica) Adapters() []string {
+	if a := r.adapters.Load(); a != nil {
+		return *a
+	}
+	return nil
 }
 
 // Models returns the names that the engine lists, and whether it was ever
@@ -274,6 +316,7 @@ func (r *Replica) Fill(c *schedule.Replica, now time.Time, slots int, own int64)
 		c.Waiting = schedule.Gauge(l.Queued)
 	}
 	c.DrainRate = r.drain.rate(now)
+	c.Adapter = schedule.AdapterNone
 	c.Inflight = int(inflight)
 	c.PendingTokens = r.pending.Load()
 	return l

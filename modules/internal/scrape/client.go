@@ -98,31 +98,33 @@ func noMetrics(now time.Time) *fleet.Stats {
 	return &fleet.Stats{
 		At: now, NoMetrics: true,
 		Waiting: schedule.Unknown, Running: schedule.Unknown, KVUsage: schedule.Unknown,
+		Prompted: schedule.Unknown, Started: schedule.Unknown,
 	}
 }
 
 // models asks what the engine serves: the ids of its models, adapters
 // included, and the aliases that llama.cpp adds. What could not be a model's
 // name in config is left out, and so is what is beyond the limits.
-func (t *Target) models(ctx context.Context) ([]string, error) {
+func (t *Target) models(ctx context.Context) (names, adapters []string, err error) {
 	res, err := t.get(ctx, "/v1/models")
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer res.Body.Close()
 	if res.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("/v1/models answered %d", res.StatusCode)
+		return nil, nil, fmt.Errorf("/v1/models answered %d", res.StatusCode)
 	}
 	var list struct {
 		Data []struct {
 			ID      string   `json:"id"`
 			Aliases []string `json:"aliases"`
+			// Parent is the base model of an adapter.
+			Parent *string `json:"parent"`
 		} `json:"data"`
 	}
 	if err := json.NewDecoder(io.LimitReader(res.Body, maxModelsBody)).Decode(&list); err != nil {
-		return nil, fmt.Errorf("/v1/models is not the list of models that it should be: %w", err)
+		return nil, nil, fmt.Errorf("/v1/models is not the list of models that it should be: %w", err)
 	}
-	var names []string
 	seen := make(map[string]bool)
 	for _, m := range list.Data {
 		for _, name := range append([]string{m.ID}, m.Aliases...) {
@@ -132,9 +134,12 @@ func (t *Target) models(ctx context.Context) ([]string, error) {
 			}
 			seen[name] = true
 			names = append(names, name)
+			if m.Parent != nil && *m.Parent != "" {
+				adapters = append(adapters, name)
+			}
 		}
 	}
-	return names, nil
+	return names, adapters, nil
 }
 
 // probe asks whether the engine is there: "" if it is, else why not. An engine

@@ -82,7 +82,7 @@ func TestPathPrefixOfTheReplica(t *testing.T) {
 	defer server.Close()
 	tg := target(t, fleet.New(nil), server.URL+"/engines/a/", NewClient(http.DefaultTransport))
 	tg.probe(bounded(t))
-	if _, err := tg.models(bounded(t)); err != nil {
+	if _, _, err := tg.models(bounded(t)); err != nil {
 		t.Error(err)
 	}
 	if want := []string{"/engines/a/health", "/engines/a/v1/models"}; !slices.Equal(paths, want) {
@@ -130,7 +130,7 @@ func TestR10_RedirectToAnotherHostIsRefused(t *testing.T) {
 		})
 		for what, ask := range map[string]func() error{
 			"metrics": func() error { _, err := tg.metrics(bounded(t)); return err },
-			"models":  func() error { _, err := tg.models(bounded(t)); return err },
+			"models":  func() error { _, _, err := tg.models(bounded(t)); return err },
 			"health": func() error {
 				if reason := tg.probe(bounded(t)); reason != "" {
 					return errors.New(reason)
@@ -233,7 +233,7 @@ func TestModelsList(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			tg := serve(t, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, c.body) })
-			got, err := tg.models(bounded(t))
+			got, _, err := tg.models(bounded(t))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -262,7 +262,7 @@ func TestModelsListThatIsNone(t *testing.T) {
 				w.WriteHeader(c.status)
 				fmt.Fprint(w, c.body)
 			})
-			if got, err := tg.models(bounded(t)); err == nil || !strings.Contains(err.Error(), "/v1/models") {
+			if got, _, err := tg.models(bounded(t)); err == nil || !strings.Contains(err.Error(), "/v1/models") {
 				t.Errorf("models %q, error %v", got, err)
 			}
 		})

@@ -236,7 +236,7 @@ func (w *watcher) sayAlone(r *fleet.Replica) {
 func (w *watcher) models(ctx context.Context, t *Target) {
 	bounded, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	names, err := t.models(bounded)
+	names, adapters, err := t.models(bounded)
 	if ctx.Err() != nil {
 		return
 	}
@@ -250,6 +250,7 @@ func (w *watcher) models(ctx context.Context, t *Target) {
 	}
 	w.blind = ""
 	w.learn = w.manager.now().Add(relearnInterval)
+	t.Replica.SetAdapters(adapters)
 	if t.Replica.SetModels(names) {
 		w.manager.modelsChanged()
 	}

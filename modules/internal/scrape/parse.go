@@ -10,6 +10,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
@@ -56,7 +57,14 @@ var names = map[string]map[string][]string{
 // Engines are the engines whose metric names are known.
 func Engines() []string { return slices.Sorted(maps.Keys(names)) }
 
+// prompted are the counters of what an engine has read since it started, which fall when it
+// starts anew, and started is when it did.
+var prompted = []string{"vllm:prompt_tokens_total", "sglang:prompt_tokens_total", "sglang_prompt_tokens_total", "llamacpp:prompt_tokens_total"}
+
 const (
+	byReason    = "vllm:num_requests_waiting_by_reason"
+	loraInfo    = "vllm:lora_requests_info"
+	started     = "process_start_time_seconds"
 	cacheConfig = "vllm:cache_config_info"
 	// maxPage bounds a metrics page. A real one has 50 to 70 kB; many LoRA
 	// adapters and data-parallel ranks multiply that.
@@ -68,8 +76,10 @@ const (
 	maxMessage = 200
 	// The largest cache that is believed: beyond it sums could overflow.
 	maxBlockSize, maxBlocks = 1 << 16, 1 << 30
-	// maxGauge is the largest value that is believed: of what is read, requests are most.
-	maxGauge = 1e7
+	// maxGauge is the largest value of a gauge that is believed, of which requests are most, and
+	// maxCounter that of a counter.
+	maxGauge   = 1e7
+	maxCounter = 1 << 53
 )
 
 // page is what of a metrics page matters, by metric name.
@@ -108,7 +118,7 @@ func Parse(r io.Reader, engine string, overrides map[string]string, models []str
 			}
 			return schedule.Unknown
 		}
-		return aggregate(family, models, combine)
+		return aggregate(family, models, maxGauge, combine)
 	}
 	sum := func(a, b float64) float64 { return a + b }
 	s.Waiting = get(FieldWaiting, sum)
@@ -122,12 +132,18 @@ func Parse(r io.Reader, engine string, overrides map[string]string, models []str
 		s.KVUsage = 1
 	}
 	s.BlockSize, s.Blocks = p.blocks()
+	s.Deferred = p.deferred(models)
+	s.LoRAs, s.MaxLoRAs = p.loras()
+	s.Prompted, s.Started = p.counter(prompted...), p.counter(started)
 	return s, nil
 }
 
 // wanted are the metric names to look at.
 func wanted(engine string, overrides map[string]string) map[string]bool {
-	w := map[string]bool{cacheConfig: true}
+	w := map[string]bool{cacheConfig: true, started: true, byReason: true, loraInfo: true}
+	for _, n := range prompted {
+		w[n] = true
+	}
 	for name, fields := range names {
 		if engine != "" && name != engine {
 			continue
@@ -216,6 +232,60 @@ func (p page) find(engine, field string, overrides map[string]string) *dto.Metri
 	return nil
 }
 
+// counter returns the sum of all series of the first of the names that is on the page.
+func (p page) counter(names ...string) schedule.Gauge {
+	for _, n := range names {
+		if family := p[n]; family != nil {
+			return aggregate(family, nil, maxCounter, func(a, b float64) float64 { return a + b })
+		}
+	}
+	return schedule.Unknown
+}
+
+// deferred reads how many requests wait in vLLM for something else than room.
+func (p page) deferred(models []string) float64 {
+	family := p[byReason]
+	if family == nil {
+		return 0
+	}
+	only := &dto.MetricFamily{Name: family.Name, Type: family.Type}
+	for _, m := range family.Metric {
+		if labelsOf(m)["reason"] == "deferred" {
+			only.Metric = append(only.Metric, m)
+		}
+	}
+	return aggregate(only, models, maxGauge, func(a, b float64) float64 { return a + b }).Or(0)
+}
+
+// loras reads which adapters vLLM uses now, and how many it can have loaded at once. Series of before
+// stay on the page: the latest counts, whose value is when it was written.
+func (p page) loras() (names []string, most int) {
+	family := p[loraInfo]
+	if family == nil {
+		return nil, 0
+	}
+	latest := math.Inf(-1)
+	for _, m := range family.Metric {
+		labels, at := labelsOf(m), valueOf(m)
+		n, err := strconv.Atoi(labels["max_lora"])
+		if err != nil || n < 1 || n > maxLoRAs || !(at > latest) {
+			continue
+		}
+		latest, most, names = at, n, nil
+		for _, list := range []string{labels["running_lora_adapters"], labels["waiting_lora_adapters"]} {
+			for name := range strings.SplitSeq(list, ",") {
+				if name = strings.TrimSpace(name); name != "" && len(names) < maxLoRAs && !slices.Contains(names, name) {
+					names = append(names, name)
+				}
+			}
+		}
+	}
+	return names, most
+}
+
+// maxLoRAs bounds the adapters that are believed.
+const maxLoRAs = 1024
+
 // blocks reads vLLM's cache configuration, which it exposes as labels.
 func (p page) blocks() (size, count int) {
 	family := p[cacheConfig]
@@ -235,13 +305,13 @@ func (p page) blocks() (size, count int) {
 }
 
 // aggregate folds the series of one field into one value; see [Parse].
-func aggregate(family *dto.MetricFamily, models []string, combine func(a, b float64) float64) schedule.Gauge {
+func aggregate(family *dto.MetricFamily, models []string, most float64, combine func(a, b float64) float64) schedule.Gauge {
 	relevant := ofModels(family, models)
 	ranks := make(map[string]float64)
 	for _, m := range relevant {
 		labels := labelsOf(m)
 		v := valueOf(m)
-		if !(v >= 0 && v <= maxGauge) { // not a number, either
+		if !(v >= 0 && v <= most) { // not a number, either
 			return schedule.Unknown
 		}
 		// Two served models of one engine are different series, not copies.

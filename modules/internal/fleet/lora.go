@@ -1,0 +1,66 @@
+package fleet
+
+import (
+	"slices"
+	"sync"
+
+	"github.com/llmgw/llmgw/modules/schedule"
+)
+
+// loras are the adapters that the gateway has sent requests for of late, the latest last: an engine
+// keeps those that it used last, and says only which ones it uses now.
+type loras struct {
+	mu   sync.Mutex
+	used []string
+}
+
+// maxLoRAs bounds how many are remembered, whatever an engine says that it can keep.
+const maxLoRAs = 1024
+
+func (l *loras) use(name string, keep int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if i := slices.Index(l.used, name); i >= 0 {
+		l.used = slices.Delete(l.used, i, i+1)
+	}
+	l.used = append(l.used, name)
+	if over := len(l.used) - min(keep, maxLoRAs); over > 0 {
+		l.used = slices.Delete(l.used, 0, over)
+	}
+}
+
+func (l *loras) reset() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.used = nil
+}
+
+// UseLoRA notes that a request for an adapter goes to the replica.
+func (r *Replica) UseLoRA(name string) {
+	if n := r.Stats().MaxLoRAs; n > 0 {
+		r.loras.use(name, n)
+	}
+}
+
+// LoRA says how the replica stands to an adapter that it lists.
+func (r *Replica) LoRA(name string) schedule.Adapter {
+	s := r.Stats()
+	if s.MaxLoRAs == 0 {
+		return schedule.AdapterUnknown
+	}
+	r.loras.mu.Lock()
+	defer r.loras.mu.Unlock()
+	if slices.Contains(s.LoRAs, name) || slices.Contains(r.loras.used, name) {
+		return schedule.AdapterLoaded
+	}
+	busy := len(s.LoRAs) // those in use must stay
+	for _, other := range r.loras.used {
+		if !slices.Contains(s.LoRAs, other) {
+			busy++
+		}
+	}
+	if busy < s.MaxLoRAs {
+		return schedule.AdapterRoom
+	}
+	return schedule.AdapterNoRoom
+}
