@@ -1,0 +1,177 @@
+package kvevents
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+)
+
+// textOf is a prompt in JSON, with a block for each sixteen bytes.
+func textOf(s string) Text {
+	t := Text{Bytes: len(s), End: 1, Hash: func(n int) uint64 { return xxhash.Sum64String(s[:n]) }}
+	for n := 16; n <= len(s); n += 16 {
+		t.Blocks = append(t.Blocks, xxhash.Sum64String(s[:n]))
+	}
+	return t
+}
+
+// answering answers with a token for each byte, after a while.
+func answering(s string, after time.Duration, asked *atomic.Int64) func(context.Context) (*http.Response, error) {
+	return func(ctx context.Context) (*http.Response, error) {
+		asked.Add(1)
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(after):
+		}
+		var b strings.Builder
+		b.WriteString(`{"count":1,"tokens":[`)
+		for i := range s {
+			if i > 0 {
+				b.WriteByte(',')
+			}
+			fmt.Fprint(&b, s[i])
+		}
+		b.WriteString("]}")
+		return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(b.String()))}, nil
+	}
+}
+
+func tokensOf(s string) (all []uint32) {
+	for i := range s {
+		all = append(all, uint32(s[i]))
+	}
+	return all
+}
+
+// TestTokens: what is known is not asked for again, of a prompt that goes on most is known at once, and
+// one that parts is another.
+func TestTokens(t *testing.T) {
+	tk := NewTokenizer(1 << 20)
+	var asked atomic.Int64
+	ask := func(s string) []uint32 {
+		t.Helper()
+		got, err := tk.Tokens(t.Context(), textOf(s), answering(s, 0, &asked))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got
+	}
+	talk := strings.Repeat("hello you there. ", 20)
+	for range 2 {
+		if got := ask(talk + "]"); !slices.Equal(got, tokensOf(talk+"]")) || asked.Load() != 1 {
+			t.Fatalf("%d tokens of %d, asked %d times", len(got), len(talk)+1, asked.Load())
+		}
+	}
+	next := talk + strings.Repeat("and so on ", 10)
+	if got := ask(next + "]"); !slices.Equal(got, tokensOf(talk+"]")) {
+		t.Errorf("of one that goes on %d tokens are known", len(got))
+	}
+	eventually(t, "the rest is asked for", func() bool {
+		got, _ := tk.find(textOf(next + "]"))
+		return len(got) == len(next)+1
+	})
+	other := talk[:len(talk)-5] + strings.Repeat("something else. ", 3)
+	if got := ask(other + "]"); !slices.Equal(got, tokensOf(other+"]")) {
+		t.Errorf("one that parts in the last block has the tokens of another: %d of %d", len(got), len(other)+1)
+	}
+}
+
+// TestTokensInTime: a request waits for tokens for as long as it may, and the next time they are there.
+func TestTokensInTime(t *testing.T) {
+	tk := NewTokenizer(1 << 20)
+	var asked atomic.Int64
+	s := strings.Repeat("hello you there. ", 20) + "]"
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	if _, err := tk.Tokens(ctx, textOf(s), answering(s, 20*time.Millisecond, &asked)); !errors.Is(err, ErrLate) {
+		t.Errorf("%v", err)
+	}
+	eventually(t, "they are there", func() bool {
+		_, share := tk.find(textOf(s))
+		return share == 1
+	})
+	if got, err := tk.Tokens(t.Context(), textOf(s), answering(s, time.Hour, &asked)); err != nil || len(got) != len(s) || asked.Load() != 1 {
+		t.Errorf("%d tokens: %v", len(got), err)
+	}
+	long := textOf("x")
+	long.Bytes = maxTokenized + 1
+	if _, err := tk.Tokens(t.Context(), long, nil); !errors.Is(err, ErrLate) {
+		t.Errorf("too long: %v", err)
+	}
+	// Engines that hang are asked no more than a few times.
+	for i := range 2 * maxAsking {
+		s := strings.Repeat(fmt.Sprint(i), 100)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		_, err := tk.Tokens(ctx, textOf(s), answering(s, time.Hour, &asked))
+		cancel()
+		if !errors.Is(err, ErrLate) {
+			t.Errorf("%v", err)
+		}
+	}
+	if n := asked.Load(); n > 1+maxAsking {
+		t.Errorf("%d were asked for", n)
+	}
+}
+
+// TestTokensMemory: what is remembered is bounded, and what was used last is there.
+func TestTokensMemory(t *testing.T) {
+	tk := NewTokenizer(10_000)
+	var asked atomic.Int64
+	for i := range 100 {
+		s := strings.Repeat(fmt.Sprintf("%03d ", i), 50) + "]"
+		if _, err := tk.Tokens(t.Context(), textOf(s), answering(s, 0, &asked)); err != nil {
+			t.Fatal(err)
+		}
+		if _, share := tk.find(textOf(s)); share != 1 || tk.size > 10_000 || tk.order.Len() != len(tk.known) {
+			t.Fatalf("after %d: share %v, %d bytes, %d of %d", i, share, tk.size, tk.order.Len(), len(tk.known))
+		}
+	}
+}
+
+func TestParseTokens(t *testing.T) {
+	for body, want := range map[string][]uint32{
+		`{"count":3,"max_model_len":9,"tokens":[1,398, 4294967295],"token_strs":null}`: {1, 398, 4294967295},
+		"{\"tokens\" :\n[ ] }": {},
+	} {
+		if got, err := parseTokens([]byte(body)); err != nil || !slices.Equal(got, want) {
+			t.Errorf("%s: %v, %v", body, got, err)
+		}
+	}
+	for _, body := range []string{``, `{}`, `{"tokens":`, `{"tokens":[`, `{"tokens":[1`, `{"tokens":[1,`, `{"tokens":[1 2]}`, `{"tokens":[-1]}`, `{"tokens":[1.5]}`, `{"tokens":[4294967296]}`, `{"tokens":["a"]}`, `{"tokens":null}`} {
+		if got, err := parseTokens([]byte(body)); err == nil {
+			t.Errorf("%s: %v", body, got)
+		}
+	}
+}
+
+func TestParseSources(t *testing.T) {
+	got, err := parseSources([]byte(`{"1":{"endpoint":"tcp://0.0.0.0:5558","replay_endpoint":null,"topic":""},"0":{"endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5657","topic":"kv@m","more":1}}`), "gpu1")
+	want := []Source{{"tcp://gpu1:5557", "tcp://gpu1:5657", "kv@m"}, {"tcp://gpu1:5558", "", ""}}
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("%+v: %v", got, err)
+	}
+	if got, err := parseSources([]byte(`{"0":{"endpoint":"tcp://127.0.0.1:5557"}}`), "localhost"); err != nil || got[0].Endpoint != "tcp://127.0.0.1:5557" {
+		t.Errorf("%+v: %v", got, err)
+	}
+	for body, want := range map[string]string{
+		`{}`: "publishes none", `[]`: "not what it should be", `{"1":{"endpoint":"tcp://*:1"}}`: `rank "1" of 1`, `{"x":{}}`: `rank "x"`,
+		`{"0":{"endpoint":"ipc:///tmp/x"}}`: "use tcp://*:PORT", `{"0":{"endpoint":"tcp://*"}}`: "no address",
+		`{"0":{"endpoint":"tcp://10.0.0.1:5557"}}`:                        "not its host gpu1",
+		`{"0":{"endpoint":"tcp://*:1","replay_endpoint":"tcp://evil:1"}}`: "not its host gpu1",
+		`{"0":{"endpoint":"tcp://127.0.0.1:6379"}}`:                       "not its host gpu1",
+	} {
+		if got, err := parseSources([]byte(body), "gpu1"); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %+v, %v", body, got, err)
+		}
+	}
+}
