@@ -87,6 +87,23 @@ const (
 	RoomNone
 )
 
+// Adapter says how a replica stands to the LoRA adapter that a request is for.
+type Adapter uint8
+
+// From the best to the worst.
+const (
+	// AdapterNone is for requests that are for none.
+	AdapterNone Adapter = iota
+	// AdapterLoaded is one that it has in a slot, as far as anybody knows.
+	AdapterLoaded
+	// AdapterRoom is one for which it has a slot free.
+	AdapterRoom
+	// AdapterUnknown is one of which nobody knows.
+	AdapterUnknown
+	// AdapterNoRoom is one that would wait for a slot, or take another's.
+	AdapterNoRoom
+)
+
 // Replica is one candidate as it stood when the snapshot was taken. Plugins
 // must not change it.
 type Replica struct {
@@ -131,6 +148,14 @@ type Replica struct {
 	// PendingTokens are the uncached prompt tokens and expected output tokens
 	// of these requests.
 	PendingTokens int64
+
+	// Adapter says how it stands to the adapter that the request is for.
+	Adapter Adapter
+	// Cached is the share of the request's prompt that its KV cache is taken to hold, from 0
+	// to 1; Unknown where nobody keeps count.
+	Cached Gauge
+	// Held is how many bytes of all prompts the cache is taken to hold.
+	Held int64
 }
 
 // Request is what a decision knows of the request that it is made for.
@@ -146,6 +171,12 @@ type Request struct {
 	SessionLoad float64
 	// PromptTokens and OutputTokens are estimates.
 	PromptTokens, OutputTokens int
+	// PromptBytes is the length of what a cache can hold of the prompt, and Shared the share
+	// of it, from 0 to 1, up to which other prompts are like it.
+	PromptBytes int
+	Shared      float64
+	// Prefix says what that is worth.
+	Prefix PrefixRules
 	// TargetWaiting is how many waiting requests fill a replica; above 0.
 	TargetWaiting float64
 	// KVCeiling is the KV usage that fills a replica, in (0, 1].

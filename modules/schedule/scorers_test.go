@@ -16,6 +16,9 @@ var allScorers = map[string]Scorer{
 	"inflight":      Inflight{},
 	"pool-priority": PoolPriority{},
 	"session":       Session{},
+	"prefix":        Prefix{},
+	"cost":          Cost{},
+	"lora":          LoRA{},
 }
 
 // score runs a scorer over replicas, into a slice full of leftovers.

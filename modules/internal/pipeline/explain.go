@@ -1,5 +1,7 @@
 package pipeline
 
+import "github.com/llmgw/llmgw/modules/schedule"
+
 // Explanation is a decision as data, for people and tools: every candidate
 // with why it was dropped or how it scored, and the pick.
 type Explanation struct {
@@ -13,6 +15,10 @@ type Explanation struct {
 	Spilled    bool
 	// Pick is the ID of the chosen replica; "" if none was eligible.
 	Pick string
+	// Cache says what became of the wish to go where the prompt's beginning is held, and Shared
+	// up to which share of it other prompts are like it.
+	Cache  schedule.CacheDecision
+	Shared float64
 	// Candidates are all replicas of the model, in config order.
 	Candidates []Verdict
 }
@@ -24,6 +30,9 @@ type Verdict struct {
 	Pool    string
 	// Rejected says why it got no score; "" if it did.
 	Rejected string
+	// Cached is the share of the prompt that it is taken to hold, Held how many bytes of all prompts.
+	Cached schedule.Gauge
+	Held   int64
 	// Total is the weighted sum of Scores, less the penalty for stale values.
 	Total float64
 	// Scores are the scorers' values and weights, in the profile's order.
@@ -53,7 +62,7 @@ func (d *Decision) Explain(p *Profile) Explanation {
 	}
 	for i := range d.Candidates {
 		r := &d.Candidates[i]
-		e.Candidates[i] = Verdict{Replica: r.ID, Pool: r.Pool, Rejected: d.Rejected[i]}
+		e.Candidates[i] = Verdict{Replica: r.ID, Pool: r.Pool, Rejected: d.Rejected[i], Cached: r.Cached, Held: r.Held}
 	}
 	n := len(d.eligible) // 0 without a pick
 	for j, i := range d.index {

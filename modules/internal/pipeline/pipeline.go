@@ -143,6 +143,21 @@ func (d *Decision) Decide(p *Profile, req *schedule.Request) bool {
 	return true
 }
 
+// Cache says what became of the wish to go where the prompt's beginning is held. Call it after
+// [Decision.Decide], which has chosen one, or after Pick was set.
+func (d *Decision) Cache(req *schedule.Request) schedule.CacheDecision {
+	if d.Pick < 0 {
+		return schedule.CacheNoWorker
+	}
+	best := schedule.Unknown
+	for i := range d.Candidates {
+		if r := &d.Candidates[i]; r.State == schedule.Ready && r.Cached.Known() && !(best >= r.Cached) {
+			best = r.Cached
+		}
+	}
+	return schedule.DecideCache(req, d.Candidates[d.Pick].Cached, best)
+}
+
 // contain brings a value that no scorer should give into the bounds: other
 // people's plugins divide by zero, too, and a picker needs finite totals.
 func contain(v float64) float64 {
