@@ -118,9 +118,10 @@ func (*API) explain(app *llmgw.App, r *http.Request) (any, error) {
 		return nil, fail(http.StatusBadRequest, "want a request body, or {\"model\": \"NAME\"}: %w", err)
 	}
 	q := r.URL.Query()
-	v, err := app.Explain(&llmgw.Question{
-		Body: body, Fields: fields, Profile: q.Get("profile"), Session: q.Get("session"), Band: q.Get("band"), Tenant: q.Get("tenant"),
-	})
+	question := llmgw.Question{Band: q.Get("band")}
+	question.Body, question.Fields = body, fields
+	question.Profile, question.Session, question.Tenant = q.Get("profile"), q.Get("session"), q.Get("tenant")
+	v, err := app.Explain(r.Context(), &question)
 	if errors.Is(err, llmgw.ErrNotFound) {
 		return nil, fail(http.StatusNotFound, "%w", err)
 	}

@@ -59,7 +59,7 @@ func (k *client) printExplanation(e llmgw.Explanation) error {
 		if e.Spilled {
 			spilled = ", spilled over from a pool of higher priority"
 		}
-		fmt.Fprintf(k.out, "pool %s (saturation %.2f%s)\npick %s\n\n", e.Pool, e.Saturation, spilled, e.Pick)
+		fmt.Fprintf(k.out, "pool %s (saturation %.2f%s)\npick %s (%s)\n\n", e.Pool, e.Saturation, spilled, e.Pick, e.Cache)
 	}
 	candidates := slices.Clone(e.Candidates)
 	slices.SortStableFunc(candidates, func(a, b llmgw.Verdict) int {
@@ -72,19 +72,27 @@ func (k *client) printExplanation(e llmgw.Explanation) error {
 		return strings.Compare(a.Rejected, b.Rejected)
 	})
 	w := tabwriter.NewWriter(k.out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "REPLICA\tPOOL\tTOTAL\tSCORES")
+	fmt.Fprintln(w, "REPLICA\tPOOL\tCACHED\tTOTAL\tSCORES")
 	for _, c := range candidates {
 		if c.Rejected != "" {
-			fmt.Fprintf(w, "%s\t%s\t-\tdropped: %s\n", c.Replica, c.Pool, c.Rejected)
+			fmt.Fprintf(w, "%s\t%s\t%s\t-\tdropped: %s\n", c.Replica, c.Pool, share(c.Cached), c.Rejected)
 			continue
 		}
 		var scores []string
 		for _, s := range c.Scores {
 			scores = append(scores, fmt.Sprintf("%s %.2f x %g", s.Scorer, s.Value, s.Weight))
 		}
-		fmt.Fprintf(w, "%s\t%s\t%.2f\t%s\n", c.Replica, c.Pool, c.Total, strings.Join(scores, ", "))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%.2f\t%s\n", c.Replica, c.Pool, share(c.Cached), c.Total, strings.Join(scores, ", "))
 	}
 	return w.Flush()
+}
+
+// share writes a share as per cent, "-" if nobody knows it.
+func share(v *float64) string {
+	if v == nil {
+		return "-"
+	}
+	return fmt.Sprintf("%.0f%%", 100**v)
 }
 
 // waits says why a request waits.

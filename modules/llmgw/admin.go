@@ -1,6 +1,7 @@
 package llmgw
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -9,7 +10,6 @@ import (
 
 	"github.com/llmgw/llmgw/modules/internal/exchange"
 	"github.com/llmgw/llmgw/modules/internal/fleet"
-	"github.com/llmgw/llmgw/modules/internal/openai"
 	"github.com/llmgw/llmgw/modules/internal/pipeline"
 	"github.com/llmgw/llmgw/modules/schedule"
 )
@@ -42,6 +42,9 @@ type ReplicaStatus struct {
 	MetricsError string   `json:"metrics_error,omitempty"`
 	Missing      []string `json:"metrics_missing,omitempty"`
 	AgeSeconds   *float64 `json:"metrics_age_seconds"`
+
+	// KVEvents says how far its KV cache is known by its events, by data-parallel rank.
+	KVEvents []KVStatus `json:"kv_events,omitempty"`
 }
 
 // ListReplicas returns all replicas, sorted by ID.
@@ -64,7 +67,7 @@ func (a *App) replicaStatus(r *fleet.Replica) ReplicaStatus {
 		Replica: r.ID, State: c.State.String(), Inflight: c.Inflight, PendingTokens: c.PendingTokens,
 		Waiting: number(c.Waiting), Running: number(c.Running), KVUsage: number(c.KVUsage),
 		BatchCapacity: number(c.BatchCapacity), DrainRate: number(c.DrainRate),
-		Models: []string{}, Pools: []string{}, Metrics: "unknown",
+		Models: []string{}, Pools: []string{}, Metrics: "unknown", KVEvents: a.kvStatus(r),
 	}
 	reason, since := r.Health.Reason()
 	if reason == "" {
@@ -129,25 +132,33 @@ func (a *App) Drain(id string, on bool) (ReplicaStatus, bool) {
 
 // Explanation is a decision for a model that was not carried out.
 type Explanation struct {
-	Model      string    `json:"model"`
-	Fallbacks  []string  `json:"fallbacks,omitempty"`
-	Profile    string    `json:"profile"`
-	Picker     string    `json:"picker"`
-	Pool       string    `json:"pool,omitempty"`
-	Saturation float64   `json:"saturation"`
-	Spilled    bool      `json:"spilled"`
-	Pick       string    `json:"pick"`
+	Model      string   `json:"model"`
+	Fallbacks  []string `json:"fallbacks,omitempty"`
+	Profile    string   `json:"profile"`
+	Picker     string   `json:"picker"`
+	Pool       string   `json:"pool,omitempty"`
+	Saturation float64  `json:"saturation"`
+	Spilled    bool     `json:"spilled"`
+	Pick       string   `json:"pick"`
+	// Cache says what became of the wish to go where the prompt's beginning is held, Shared is
+	// the share of the prompt up to which others are like it.
+	Cache      string    `json:"cache_decision"`
+	Shared     float64   `json:"shared"`
 	Candidates []Verdict `json:"candidates"`
 	Admission  Admitted  `json:"admission"`
 }
 
 // Verdict is what a decision found about one candidate.
 type Verdict struct {
-	Replica  string  `json:"replica"`
-	Pool     string  `json:"pool"`
-	Rejected string  `json:"rejected,omitempty"`
-	Total    float64 `json:"total"`
-	Scores   []Score `json:"scores,omitempty"`
+	Replica  string `json:"replica"`
+	Pool     string `json:"pool"`
+	Rejected string `json:"rejected,omitempty"`
+	// Cached is the share of the prompt that the replica is taken to hold, null if nobody keeps
+	// count; Held how many bytes of all prompts.
+	Cached *float64 `json:"cached"`
+	Held   int64    `json:"held_bytes"`
+	Total  float64  `json:"total"`
+	Scores []Score  `json:"scores,omitempty"`
 }
 
 // Score is one scorer's part of a total.
@@ -161,10 +172,10 @@ type Score struct {
 func explanation(model string, e pipeline.Explanation) Explanation {
 	out := Explanation{
 		Model: model, Profile: e.Profile, Picker: e.Picker, Pool: e.Pool,
-		Saturation: e.Saturation, Spilled: e.Spilled, Pick: e.Pick, Candidates: []Verdict{},
+		Saturation: e.Saturation, Spilled: e.Spilled, Pick: e.Pick, Cache: string(e.Cache), Shared: e.Shared, Candidates: []Verdict{},
 	}
 	for _, v := range e.Candidates {
-		verdict := Verdict{Replica: v.Replica, Pool: v.Pool, Rejected: v.Rejected, Total: v.Total}
+		verdict := Verdict{Replica: v.Replica, Pool: v.Pool, Rejected: v.Rejected, Cached: number(v.Cached), Held: v.Held, Total: v.Total}
 		for _, s := range v.Scores {
 			verdict.Scores = append(verdict.Scores, Score(s))
 		}
@@ -175,17 +186,14 @@ func explanation(model string, e pipeline.Explanation) Explanation {
 
 // Question is a request that [App.Explain] decides about.
 type Question struct {
-	// Body is the request's, Fields what was read in it.
-	Body   []byte
-	Fields openai.Fields
-	// Profile "" is the model's, Band "" the default one. Session is what the session
-	// header would hold; Tenant is whose turn it is in the queue.
-	Profile, Session, Band, Tenant string
+	exchange.Question
+	// Band "" is the default one.
+	Band string
 }
 
 // Explain decides as for a request, without sending it.
-func (a *App) Explain(q *Question) (Explanation, error) {
-	f, profile, session, band := &q.Fields, q.Profile, q.Session, q.Band
+func (a *App) Explain(ctx context.Context, q *Question) (Explanation, error) {
+	f, profile, band := &q.Fields, q.Profile, q.Band
 	m := a.runtime.Catalog.Resolve(f.Model)
 	if m == nil {
 		return Explanation{}, fmt.Errorf("the model %q: %w; there are: %q", f.Model, ErrNotFound, a.runtime.Catalog.Names())
@@ -196,10 +204,7 @@ func (a *App) Explain(q *Question) (Explanation, error) {
 	if band != "" && !a.HasBand(band) {
 		return Explanation{}, fmt.Errorf("%w: %w", ErrNotFound, a.ErrNoBand(band))
 	}
-	if session == "" {
-		session = f.User
-	}
-	out := explanation(m.Name, a.runtime.Explain(m, profile, session, f.PromptBytes, exchange.OutputTokens(f)))
+	out := explanation(m.Name, a.runtime.Explain(ctx, m, &q.Question))
 	out.Fallbacks = m.Fallbacks
 	out.Admission = a.admitted(m, q)
 	return out, nil

@@ -202,7 +202,9 @@ func (a *App) ErrNoBand(name string) error {
 	return fmt.Errorf("there is no band %q; there are: %q", name, names)
 }
 
-// admits makes this config's bands and models the ones that count for what waits.
+// admits makes this config's bands and models the ones that count for what waits, and its memory
+// of prompts the one that lasts.
 func (a *App) admits() {
+	a.shared.remember(a.runtime.Prefix)
 	a.shared.gate.Configure(a.bands, a.runtime.Catalog.Resolve)
 }

@@ -173,7 +173,8 @@ func (a *App) letGo() {
 // one does.
 func (a *App) Runtime() *exchange.Runtime {
 	a.start.Do(func() {
-		a.detach = a.shared.scraper.Attach(a.targets.list, a.relearn)
+		scraped, followed := a.shared.scraper.Attach(a.targets.list, a.relearn), a.shared.kv.Attach(a.follows())
+		a.detach = func() { scraped(); followed() }
 		if len(a.runtime.Catalog.Learning()) > 0 {
 			a.runtime.Catalog.Relearn()
 		}

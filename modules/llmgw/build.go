@@ -111,7 +111,8 @@ func (a *App) build(ctx caddy.Context) error {
 	}
 	a.runtime = &exchange.Runtime{
 		Catalog: c, Profiles: profiles, DefaultProfile: a.DefaultProfile,
-		Retry: a.shared.retry, Budget: a.shared.budget, Gate: a.shared.gate,
+		Retry: a.shared.retry, Budget: a.shared.budget, Gate: a.shared.gate, Prefix: a.shared.index(a.treeMemory()),
+		KV: a.shared.kv, Tokens: a.shared.tokens, Client: a.endpointClient, NoTokens: a.noTokens,
 		Hold: a.hold, Release: a.letGo,
 		Ended: a.shared.metrics.ended, Picked: a.shared.metrics.picked,
 		Now: now,
@@ -132,44 +133,17 @@ func (a *App) modelDefaults(own *Model) (catalog.Model, error) {
 	m := catalog.Model{
 		SessionHeader: defaultSessionHeader, SessionLoad: defaultSessionLoad,
 		TargetWaiting: defaultTargetWaiting, KVCeiling: defaultKVCeiling,
-		Reliability: defaultReliability, Admission: defaultAdmission,
+		Reliability: defaultReliability, Admission: defaultAdmission, Prefix: defaultPrefix,
 	}
 	if err := errors.Join(
 		a.Reliability.apply(&m.Reliability), own.Reliability.apply(&m.Reliability),
 		a.Admission.apply(&m), own.Admission.apply(&m),
+		a.Prefix.apply(&m), own.Prefix.apply(&m),
 	); err != nil {
 		return m, err
 	}
-	for _, p := range []*Prefix{a.Prefix, own.Prefix} {
-		if p == nil || p.Session == nil {
-			continue
-		}
-		s := p.Session
-		if m.SessionLoad == 0 { // turned off above, and on again here
-			m.SessionLoad = defaultSessionLoad
-		}
-		if s.Header != "" {
-			m.SessionHeader = s.Header
-		}
-		if s.Load != 0 {
-			m.SessionLoad = s.Load
-		}
-		if err := checkLoad(m.SessionLoad); err != nil {
-			return m, err
-		}
-		if s.Off {
-			m.SessionLoad = 0
-		}
-	}
 	m.SessionHeader = textproto.CanonicalMIMEHeaderKey(m.SessionHeader)
 	return m, nil
-}
-
-func checkLoad(load float64) error {
-	if !(load >= 1 && load <= 100) {
-		return fmt.Errorf("session load %v: must be from 1 to 100; 1.25 lets sessions push a replica 25 %% above the mean", load)
-	}
-	return nil
 }
 
 func (a *App) buildModel(m *Model, defaults catalog.Model) (*catalog.Model, error) {
@@ -187,6 +161,9 @@ func (a *App) buildModel(m *Model, defaults catalog.Model) (*catalog.Model, erro
 	}
 	if m.Reliability != nil && m.Reliability.ConnectTimeout != 0 {
 		return nil, errors.New("connect_timeout is for all models together: give it outside of the model")
+	}
+	if m.Prefix != nil && m.Prefix.Tree != nil && m.Prefix.Tree.Memory != 0 {
+		return nil, errors.New("the memory of prefix tree is for all models together: give it outside of the model")
 	}
 	built.Name, built.Aliases, built.Fallbacks, built.Profile = m.Name, m.Aliases, m.Fallbacks, m.Routing
 	for i, e := range m.Endpoints {

@@ -24,6 +24,9 @@ func init() {
 //		}
 //		prefix {
 //			session <header> [<load>] | off
+//			tree <threshold> [<abs> <rel> [<memory>]] | on | off
+//			events on [<token budget>] | off
+//			isolation on|off
 //		}
 //		reliability {
 //			retries <number>
@@ -69,6 +72,7 @@ func init() {
 //			engine vllm|sglang|llamacpp
 //			api_key <key>
 //			metric waiting|running|kv_usage <name>
+//			kv_events <tcp://host:port> [<tcp://host:port>]
 //			tls_ca <file>
 //			tls_server_name <name>
 //			tls_insecure_skip_verify

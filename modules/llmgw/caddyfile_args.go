@@ -10,44 +10,6 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 )
 
-func parsePrefix(d *caddyfile.Dispenser, into **Prefix) error {
-	if d.NextArg() {
-		return d.ArgErr()
-	}
-	if *into == nil {
-		*into = new(Prefix)
-	}
-	for nesting := d.Nesting(); d.NextBlock(nesting); {
-		if d.Val() != "session" {
-			return d.Errf("unknown prefix option %q: use session", d.Val())
-		}
-		args := d.RemainingArgs()
-		s := new(Session)
-		switch {
-		case len(args) == 1 && args[0] == "off":
-			s.Off = true
-		case len(args) > 1 && args[0] == "off":
-			return d.Err("session off takes no load")
-		case len(args) == 1 || len(args) == 2:
-			s.Header = args[0]
-			if len(args) == 2 {
-				load, err := parseNumber(args[1])
-				if err != nil {
-					return d.Errf("session load %q is not a number", args[1])
-				}
-				if err := checkLoad(load); err != nil {
-					return d.WrapErr(err)
-				}
-				s.Load = load
-			}
-		default:
-			return d.ArgErr()
-		}
-		(*into).Session = s
-	}
-	return nil
-}
-
 // durationArg reads exactly one duration, not below the least. In JSON 0 is the
 // default; whoever writes it into a Caddyfile means something else by it.
 func durationArg(d *caddyfile.Dispenser, least time.Duration, into *caddy.Duration) error {
@@ -89,5 +51,19 @@ func oneArg(d *caddyfile.Dispenser, into *string) error {
 	if !d.AllArgs(into) {
 		return d.ArgErr()
 	}
+	return nil
+}
+
+// onOffArg reads exactly one argument, on or off.
+func onOffArg(d *caddyfile.Dispenser, into **bool) error {
+	option, text := d.Val(), ""
+	if err := oneArg(d, &text); err != nil {
+		return err
+	}
+	if text != "on" && text != "off" {
+		return d.Errf("%s: %q is neither on nor off", option, text)
+	}
+	on := text == "on"
+	*into = &on
 	return nil
 }

@@ -106,6 +106,18 @@ func (e *Endpoint) parseOption(d *caddyfile.Dispenser) error {
 		}
 		e.Metrics[field] = name
 		return nil
+	case "kv_events":
+		args := d.RemainingArgs()
+		if len(args) != 1 && len(args) != 2 {
+			return d.ArgErr()
+		}
+		if e.KVEvents = args[0]; len(args) == 2 {
+			e.KVReplay = args[1]
+		}
+		if err := e.checkKVEvents(); err != nil {
+			return d.WrapErr(err)
+		}
+		return nil
 	case "tls_ca":
 		return oneArg(d, &e.TLSCA)
 	case "tls_server_name":

@@ -74,6 +74,14 @@ type Endpoint struct {
 	// (waiting, running, kv_usage).
 	Metrics map[string]string `json:"metrics,omitempty"`
 
+	// Where the engine publishes events of its KV cache, as tcp://host:port.
+	// Default: it is asked, at /kv_event_sources
+	KVEvents string `json:"kv_events,omitempty"`
+
+	// Where it sends past events to who asks, as tcp://host:port. Default: as kv_events, or nowhere
+	// if that is given
+	KVReplay string `json:"kv_replay,omitempty"`
+
 	// A PEM file with the certificate authorities to trust for https.
 	// Default: the system's
 	TLSCA string `json:"tls_ca,omitempty"`
@@ -83,27 +91,6 @@ type Endpoint struct {
 
 	// Accepts any certificate: only for tests.
 	TLSInsecureSkipVerify bool `json:"tls_insecure_skip_verify,omitempty"`
-}
-
-// Prefix is how requests find replicas that know their beginning.
-type Prefix struct {
-	// Session affinity.
-	Session *Session `json:"session,omitempty"`
-}
-
-// Session is session affinity: requests of one session go to one replica as
-// long as that keeps the load in bounds.
-type Session struct {
-	// The request header that identifies a session; without it OpenAI's `user`
-	// does. Default: x-session-id
-	Header string `json:"header,omitempty"`
-
-	// How far above the mean load sessions may push a replica: 1.25 is 25 %.
-	// At least 1. Default: 1.25
-	Load float64 `json:"load,omitempty"`
-
-	// Turns session affinity off.
-	Off bool `json:"off,omitempty"`
 }
 
 // Reliability is what happens when a replica fails.

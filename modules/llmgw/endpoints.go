@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -55,6 +56,10 @@ func (a *App) buildEndpoints(e *Endpoint, model string) ([]*catalog.Endpoint, er
 			return nil, fmt.Errorf("metric %q is not one of %s", field, strings.Join(scrape.Fields, ", "))
 		}
 	}
+	if err := e.checkKVEvents(); err != nil {
+		return nil, err
+	}
+	proto.KVEvents, proto.KVReplay = e.KVEvents, e.KVReplay
 	if e.APIKey != "" {
 		key, err := repl.ReplaceOrErr(e.APIKey, false, true)
 		if err != nil {
@@ -115,6 +120,22 @@ func parseAddress(address string) (*url.URL, error) {
 		}
 	}
 	return nil, err
+}
+
+// checkKVEvents returns what is wrong with where events are.
+func (e *Endpoint) checkKVEvents() error {
+	for option, address := range map[string]string{"kv_events": e.KVEvents, "kv_replay": e.KVReplay} {
+		if host, port, err := net.SplitHostPort(strings.TrimPrefix(address, "tcp://")); address != "" && (!strings.HasPrefix(address, "tcp://") || err != nil || host == "" || port == "") {
+			return fmt.Errorf("%s %q: must be tcp://host:port", option, address)
+		}
+	}
+	switch {
+	case e.KVReplay != "" && e.KVEvents == "":
+		return errors.New("kv_replay needs kv_events")
+	case e.KVEvents != "" && len(e.Addresses) > 1:
+		return errors.New("kv_events is of one engine: give each address an endpoint of its own")
+	}
+	return nil
 }
 
 // targets collects what to scrape: one target per replica, even where it

@@ -1,10 +1,17 @@
 package llmgw
 
 import (
+	"context"
+	"strconv"
+	"sync/atomic"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/llmgw/llmgw/modules/internal/admit"
+	"github.com/llmgw/llmgw/modules/internal/exchange"
 	"github.com/llmgw/llmgw/modules/internal/fleet"
+	"github.com/llmgw/llmgw/modules/internal/kvevents"
+	"github.com/llmgw/llmgw/modules/internal/prefix"
 	"github.com/llmgw/llmgw/modules/schedule"
 )
 
@@ -13,8 +20,13 @@ import (
 type liveCollector struct {
 	fleet *fleet.Fleet
 	gate  *admit.Gate
+	// prefix is what is remembered of prompts now.
+	prefix *atomic.Pointer[prefix.Index]
+	events *kvevents.Manager
 
-	inflight, waiting, running, kv, stale, score, scorer, replicas, depth, saturation *prometheus.Desc
+	kvLive, kvBlocks, kvLag, kvGaps, kvFailures *prometheus.Desc
+
+	memory, blocks, inflight, waiting, running, kv, stale, score, scorer, replicas, depth, saturation *prometheus.Desc
 }
 
 func newLiveCollector(f *fleet.Fleet, g *admit.Gate) *liveCollector {
@@ -24,6 +36,13 @@ func newLiveCollector(f *fleet.Fleet, g *admit.Gate) *liveCollector {
 	return &liveCollector{
 		fleet:      f,
 		gate:       g,
+		kvLive:     desc("kv_events_live", "1 while the replica's KV cache is known by its events, 0 while they are lost.", "replica", "rank"),
+		kvBlocks:   desc("kv_events_blocks", "Blocks that the replica's KV cache is known to have.", "replica", "rank"),
+		kvLag:      desc("kv_events_lag_seconds", "How much later than they were made the last events came.", "replica", "rank"),
+		kvGaps:     desc("kv_events_gaps_total", "Gaps in the replica's events, which were asked for again.", "replica", "rank"),
+		kvFailures: desc("kv_events_failures_total", "Connections for the replica's events that ended.", "replica", "rank"),
+		memory:     desc("prefix_tree_bytes", "Bytes that the memory of which prompts went where takes."),
+		blocks:     desc("prefix_tree_blocks", "Blocks of prompts that are remembered, of all replicas."),
 		inflight:   desc("endpoint_inflight", "The gateway's own requests on the replica.", "replica"),
 		waiting:    desc("endpoint_waiting", "Requests that wait in the engine, as last scraped; absent if unknown.", "replica"),
 		running:    desc("endpoint_running", "Requests that run in the engine, as last scraped; absent if unknown.", "replica"),
@@ -39,7 +58,7 @@ func newLiveCollector(f *fleet.Fleet, g *admit.Gate) *liveCollector {
 
 // Describe implements prometheus.Collector.
 func (c *liveCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.inflight, c.waiting, c.running, c.kv, c.stale, c.score, c.scorer, c.replicas, c.depth, c.saturation} {
+	for _, d := range []*prometheus.Desc{c.kvLive, c.kvBlocks, c.kvLag, c.kvGaps, c.kvFailures, c.memory, c.blocks, c.inflight, c.waiting, c.running, c.kv, c.stale, c.score, c.scorer, c.replicas, c.depth, c.saturation} {
 		ch <- d
 	}
 }
@@ -76,6 +95,12 @@ func (c *liveCollector) Collect(ch chan<- prometheus.Metric) {
 			stale = 1
 		}
 		gauge(c.stale, stale, r.ID)
+		c.collectKV(ch, r)
+	}
+	if x := c.prefix.Load(); x != nil {
+		bytes, blocks := x.Memory()
+		gauge(c.memory, float64(bytes))
+		gauge(c.blocks, float64(blocks))
 	}
 	for _, d := range c.gate.Depths() {
 		gauge(c.depth, float64(d.Requests), d.Band, d.Model)
@@ -97,7 +122,7 @@ func (c *liveCollector) Collect(ch chan<- prometheus.Metric) {
 		for pool, v := range admit.Saturations(m, at) {
 			gauge(c.saturation, v, m.Name, pool)
 		}
-		for _, v := range app.runtime.Explain(m, "", "", 0, 0).Candidates {
+		for _, v := range app.runtime.Explain(context.Background(), m, &exchange.Question{}).Candidates {
 			if len(v.Scores) == 0 {
 				continue
 			}
@@ -105,6 +130,29 @@ func (c *liveCollector) Collect(ch chan<- prometheus.Metric) {
 			for _, s := range v.Scores {
 				gauge(c.scorer, s.Value, m.Name, v.Replica, s.Scorer)
 			}
+		}
+	}
+}
+
+// collectKV reads how far the replica's events are followed.
+func (c *liveCollector) collectKV(ch chan<- prometheus.Metric, r *fleet.Replica) {
+	for i, f := range c.events.Ranks(r) {
+		s, live := f.Status(), 0.0
+		if s.State == kvevents.Live {
+			live = 1
+		}
+		for _, v := range []struct {
+			desc  *prometheus.Desc
+			kind  prometheus.ValueType
+			value float64
+		}{
+			{c.kvLive, prometheus.GaugeValue, live},
+			{c.kvBlocks, prometheus.GaugeValue, float64(s.Blocks)},
+			{c.kvLag, prometheus.GaugeValue, s.Lag.Seconds()},
+			{c.kvGaps, prometheus.CounterValue, float64(s.Gaps)},
+			{c.kvFailures, prometheus.CounterValue, float64(s.Failures)},
+		} {
+			ch <- prometheus.MustNewConstMetric(v.desc, v.kind, v.value, r.ID, strconv.Itoa(i))
 		}
 	}
 }

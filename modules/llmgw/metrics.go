@@ -12,6 +12,7 @@ import (
 	"github.com/llmgw/llmgw/modules/internal/admit"
 	"github.com/llmgw/llmgw/modules/internal/exchange"
 	"github.com/llmgw/llmgw/modules/internal/fleet"
+	"github.com/llmgw/llmgw/modules/schedule"
 )
 
 // metrics are the gateway's. The counters live in the shared state, so that
@@ -32,6 +33,9 @@ type metrics struct {
 	bodies    prometheus.GaugeFunc
 	waits     *prometheus.HistogramVec
 	rejected  *prometheus.CounterVec
+	decisions *prometheus.CounterVec
+	matched   *prometheus.HistogramVec
+	noTokens  *prometheus.CounterVec
 	live      *liveCollector
 
 	models sync.Map // model name -> *modelMetrics
@@ -48,6 +52,8 @@ type modelMetrics struct {
 	duration, ttft, tpot prometheus.Observer
 	prompt, completion   prometheus.Counter
 	outcomes             map[exchange.Outcome]prometheus.Counter
+	decisions            map[schedule.CacheDecision]prometheus.Counter
+	matched              prometheus.Observer
 	status               sync.Map // pool + status -> prometheus.Counter
 }
 
@@ -86,14 +92,20 @@ func newMetrics(f *fleet.Fleet, budget *exchange.Budget, gate *admit.Gate) *metr
 			Name: "llmgw_admission_wait_seconds", Buckets: secondsBuckets,
 			Help: "How long requests waited, in all their turns, that were let through after a wait, by band.",
 		}, []string{"band"}),
-		rejected: counter("admission_rejected_total", "Requests that were not let through, by band and reason.", "band", "reason"),
+		rejected:  counter("admission_rejected_total", "Requests that were not let through, by band and reason.", "band", "reason"),
+		decisions: counter("cache_decision_total", "Decisions by what became of the wish to go where the prompt's beginning is held.", "model", "decision"),
+		matched: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "llmgw_prefix_match_ratio", Buckets: []float64{0, .1, .2, .3, .4, .5, .6, .7, .8, .9, .95, 1},
+			Help: "The share of the prompt that the chosen replica was taken to hold.",
+		}, []string{"model"}),
+		noTokens: counter("no_tokens_total", "Requests that went by the text of their prompt, since its tokens were not to be had in time.", "model"),
 		live:     newLiveCollector(f, gate),
 	}
 }
 
 func (m *metrics) collectors() []prometheus.Collector {
 	return []prometheus.Collector{
-		m.requests, m.outcomes, m.duration, m.ttft, m.tpot, m.tokens, m.overhead, m.failures, m.retries, m.fallbacks, m.bodies, m.waits, m.rejected, m.live,
+		m.requests, m.outcomes, m.duration, m.ttft, m.tpot, m.tokens, m.overhead, m.failures, m.retries, m.fallbacks, m.bodies, m.waits, m.rejected, m.decisions, m.matched, m.noTokens, m.live,
 	}
 }
 
@@ -121,8 +133,12 @@ func (m *metrics) model(name string) *modelMetrics {
 	for _, o := range exchange.Outcomes {
 		outcomes[o] = m.outcomes.WithLabelValues(name, string(o))
 	}
+	decisions := make(map[schedule.CacheDecision]prometheus.Counter)
+	for _, d := range schedule.CacheDecisions {
+		decisions[d] = m.decisions.WithLabelValues(name, string(d))
+	}
 	v, _ := m.models.LoadOrStore(name, &modelMetrics{
-		name: name, outcomes: outcomes,
+		name: name, outcomes: outcomes, decisions: decisions, matched: m.matched.WithLabelValues(name),
 		duration: m.duration.WithLabelValues(name), ttft: m.ttft.WithLabelValues(name), tpot: m.tpot.WithLabelValues(name),
 		prompt: m.tokens.WithLabelValues(name, "prompt"), completion: m.tokens.WithLabelValues(name, "completion"),
 	})
@@ -180,10 +196,16 @@ func (m *metrics) ended(x *exchange.Exchange) {
 	}
 }
 
-// picked counts a decision that found no replica.
+// picked counts a decision, and why if it found no replica.
 func (m *metrics) picked(x *exchange.Exchange, failure string) {
+	mm := m.model(x.ModelName())
+	if c := mm.decisions[x.CacheDecision()]; c != nil {
+		c.Inc()
+	}
 	if failure != "" {
-		m.failures.WithLabelValues(m.model(x.ModelName()).name, failure).Inc()
+		m.failures.WithLabelValues(mm.name, failure).Inc()
+	} else if v := x.Matched(); v.Known() {
+		mm.matched.Observe(float64(v))
 	}
 }
 

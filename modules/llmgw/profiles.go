@@ -20,16 +20,16 @@ type weighted struct {
 	weight float64
 }
 
-// shippedProfiles are the routing profiles that need no config. Session
-// affinity is tier 0 of prefix awareness and weighs what prefix would: it
-// counts only for requests that have a session.
+// shippedProfiles are the routing profiles that need no config. Session affinity
+// is for requests that have a session: it finds their replica where nobody knows which prompts
+// went where any more, or ever did.
 var shippedProfiles = map[string]struct {
 	scorers []weighted
 	picker  string
 }{
-	"chat":         {[]weighted{{"session", 3}, {"queue", 1}, {"kv", 1}, {"inflight", 1}}, `{"name":"p2c"}`},
-	"batch":        {[]weighted{{"queue", 3}, {"kv", 1}, {"load", 1}, {"session", 0.5}, {"inflight", 1}}, `{"name":"max_score"}`},
-	"long-context": {[]weighted{{"kv", 3}, {"session", 2}, {"queue", 1}, {"pending", 1}, {"inflight", 1}}, `{"name":"softmax","temperature":0.2}`},
+	"chat":         {[]weighted{{"prefix", 3}, {"session", 1}, {"lora", 2}, {"queue", 1}, {"kv", 1}, {"inflight", 1}}, `{"name":"p2c"}`},
+	"batch":        {[]weighted{{"queue", 3}, {"kv", 1}, {"load", 1}, {"lora", 2}, {"prefix", 0.5}, {"session", 0.5}, {"inflight", 1}}, `{"name":"max_score"}`},
+	"long-context": {[]weighted{{"kv", 3}, {"prefix", 2}, {"session", 1}, {"lora", 1}, {"queue", 1}, {"pending", 1}, {"inflight", 1}}, `{"name":"softmax","temperature":0.2}`},
 	"debug":        {nil, `{"name":"round_robin"}`},
 }
 

@@ -89,12 +89,7 @@ func parseReliability(d *caddyfile.Dispenser, into **Reliability) error {
 			n, err = intArg(d)
 			r.Retries = &n
 		case "resend_after_send":
-			var text string
-			if err = oneArg(d, &text); err == nil && text != "on" && text != "off" {
-				err = d.Errf("resend_after_send: %q is neither on nor off", text)
-			}
-			on := text == "on"
-			r.ResendAfterSend = &on
+			err = onOffArg(d, &r.ResendAfterSend)
 		case "cooldown":
 			err = durationArg(d, minDuration, &r.Cooldown)
 		case "connect_timeout":

@@ -2,6 +2,7 @@ package llmgw
 
 import (
 	"log/slog"
+	"sync/atomic"
 
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap/exp/zapslog"
@@ -9,6 +10,8 @@ import (
 	"github.com/llmgw/llmgw/modules/internal/admit"
 	"github.com/llmgw/llmgw/modules/internal/exchange"
 	"github.com/llmgw/llmgw/modules/internal/fleet"
+	"github.com/llmgw/llmgw/modules/internal/kvevents"
+	"github.com/llmgw/llmgw/modules/internal/prefix"
 	"github.com/llmgw/llmgw/modules/internal/scrape"
 )
 
@@ -24,7 +27,22 @@ type shared struct {
 	retry   *exchange.RetryBudget
 	gate    *admit.Gate
 	metrics *metrics
+	kv      *kvevents.Manager
+	tokens  *kvevents.Tokenizer
+	// prefix is of the config that started last.
+	prefix atomic.Pointer[prefix.Index]
 }
+
+// index returns what is remembered of prompts, if that takes so many bytes, or else an empty index
+// that does; remember makes it the one that configs after this one go on with.
+func (s *shared) index(memory int64) *prefix.Index {
+	if x := s.prefix.Load(); x != nil && x.Limit() == memory {
+		return x
+	}
+	return prefix.New(memory)
+}
+
+func (s *shared) remember(x *prefix.Index) { s.prefix.Store(x) }
 
 // pool holds the one shared state for as long as a config or an exchange needs
 // it.
@@ -39,7 +57,18 @@ func holdShared() (*shared, error) {
 		f, b, g := fleet.New(now), exchange.NewBudget(bodyBudget), admit.NewGate(now)
 		m := newMetrics(f, b, g)
 		g.Refused = m.notAdmitted
-		return &shared{fleet: f, budget: b, gate: g, retry: exchange.NewRetryBudget(), scraper: scrape.New(logger, now), metrics: m}, nil
+		s := &shared{
+			fleet: f, budget: b, gate: g, retry: exchange.NewRetryBudget(), scraper: scrape.New(logger, now), metrics: m,
+			kv: kvevents.NewManager(eventsMemory, logger), tokens: kvevents.NewTokenizer(tokensMemory),
+		}
+		m.live.events = s.kv
+		m.live.prefix = &s.prefix
+		f.Gone = func(r *fleet.Replica) {
+			if x := s.prefix.Load(); x != nil {
+				x.Forget(r.Serial)
+			}
+		}
+		return s, nil
 	})
 	if err != nil {
 		return nil, err
@@ -52,6 +81,7 @@ func releaseShared() { _, _ = pool.Delete(sharedKey) }
 // Destruct ends the shared work. The last config has detached by then.
 func (s *shared) Destruct() error {
 	s.scraper.Wait()
+	s.kv.Wait()
 	return nil
 }
 

@@ -130,9 +130,8 @@ func setHeaders(x *exchange.Exchange, res *http.Response) {
 		h = x.Answer
 	}
 	queued := strconv.FormatInt(x.Queued().Milliseconds(), 10)
-	// There is no tree of prefixes to decide by. One array for all values: each on
-	// its own would be an allocation.
-	values := []string{e.Replica.ID, e.Pool, e.Served(x.Serving()), queued, "no_tree"}
+	// One array for all values: each on its own would be an allocation.
+	values := []string{e.Replica.ID, e.Pool, e.Served(x.Serving()), queued, string(x.CacheDecision())}
 	for i, name := range ownHeaders {
 		h[name] = values[i : i+1 : i+1]
 	}

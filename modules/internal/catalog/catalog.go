@@ -52,6 +52,9 @@ type Endpoint struct {
 	Metrics map[string]string
 	// TLS applies to https URLs.
 	TLS TLS
+	// KVEvents and KVReplay are where it publishes events of its KV cache, and sends past ones;
+	// "" lets the gateway ask it.
+	KVEvents, KVReplay string
 }
 
 // Served returns the name to ask this endpoint for.
@@ -75,6 +78,20 @@ type Reliability struct {
 	// answer of any other request; IdleToken that between two tokens; Total the
 	// whole request.
 	FirstToken, IdleToken, Total time.Duration
+}
+
+// Prefix is how a model's requests find replicas whose caches hold their beginning.
+type Prefix struct {
+	// Tree says that the gateway remembers which prompts went where.
+	Tree bool
+	// Rules say when that counts.
+	Rules schedule.PrefixRules
+	// Isolation separates the cached prompts of tenants.
+	Isolation bool
+	// Events says that the replicas' own word counts for what they hold, and TokenBudget how
+	// long a request may wait for the tokens of its prompt for that.
+	Events      bool
+	TokenBudget time.Duration
 }
 
 // Admission is when a model's requests wait, and for how long.
@@ -110,6 +127,8 @@ type Model struct {
 	// replica; a SessionLoad of 0 turns session affinity off.
 	SessionHeader string
 	SessionLoad   float64
+	// Prefix is how requests find replicas that hold their beginning.
+	Prefix Prefix
 	// TargetWaiting and KVCeiling are what fills a replica.
 	TargetWaiting, KVCeiling float64
 	// Admission is when its requests wait.

@@ -26,16 +26,15 @@ type Class struct {
 // none that may be used, a fallback's are waited for, if there is one. An error says
 // why it may not go.
 func (x *Exchange) Admit(ctx context.Context, c Class) error {
-	if x.rt.Gate == nil || x.Model == nil || x.Route.Work == WorkNone {
-		return nil
-	}
 	x.mu.Lock()
 	held := x.lease != nil
+	if !held {
+		x.class = c
+	}
 	x.mu.Unlock()
-	if held { // a handler before has asked
+	if held || x.rt.Gate == nil || x.Model == nil || x.Route.Work == WorkNone { // or a handler before has asked
 		return nil
 	}
-	x.class = c
 	for {
 		m, at := x.Serving(), x.rt.Now()
 		lease, err := x.rt.Gate.Acquire(ctx, x.admission(m))

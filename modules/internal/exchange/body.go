@@ -260,6 +260,9 @@ func (x *Exchange) Direct(r *http.Request) bool {
 	if e.Schedules {
 		rewrite.Priority = lease.EnginePriority()
 	}
+	if x.serving.Prefix.Isolation && x.Route.Work == WorkGenerate {
+		rewrite.CacheSalt = salt(x.serving, prompt{&x.Fields, body, x.owner()})
+	}
 	edits := x.Fields.Edits(room[:0], body, rewrite)
 	spliced, err := openai.Splice(body, edits)
 	if err != nil {

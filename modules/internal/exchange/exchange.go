@@ -13,6 +13,7 @@ import (
 	"github.com/llmgw/llmgw/modules/internal/fleet"
 	"github.com/llmgw/llmgw/modules/internal/openai"
 	"github.com/llmgw/llmgw/modules/internal/tenant"
+	"github.com/llmgw/llmgw/modules/schedule"
 )
 
 // Exchange is one request and its answer. The goroutine that serves the
@@ -59,6 +60,12 @@ type Exchange struct {
 	failed bool // no replica was left
 	resent bool // after a connection broke without an answer
 
+	// tokens are those of the prompt, or of most of it, for the model tokensOf; tokenized says
+	// that they were asked for.
+	tokens    []uint32
+	tokensOf  *catalog.Model
+	tokenized bool
+
 	retries bool // a retry was taken from the budget, and no replica picked for it yet
 
 	class   Class
@@ -79,6 +86,8 @@ type Exchange struct {
 	sentAfter  time.Duration // of these, before it was first handed to a replica
 	band       string        // as the gate has it, once it was asked
 	attempts   int
+	cache      schedule.CacheDecision // of the last pick
+	matched    schedule.Gauge         // share of the prompt, there
 	tried      []*fleet.Replica
 	turnedAway []*fleet.Replica // those that have refused it as full
 	// alone says that it is of many sequences and was refused: in its next turn it goes only

@@ -34,7 +34,7 @@ func TestExplainTakesNothing(t *testing.T) {
 	m := w.Catalog.Resolve("m")
 	before := m.Upcoming()
 	for range 5 {
-		e := w.Explain(m, "", "", 400, 10)
+		e := w.Explain(t.Context(), m, &Question{})
 		if e.Profile != "chat" || e.Pool != "default" || e.Pick == "" || e.Pick == "gpu2:8000" || len(e.Candidates) != 4 {
 			t.Fatalf("explanation %+v", e)
 		}
@@ -42,10 +42,10 @@ func TestExplainTakesNothing(t *testing.T) {
 			t.Errorf("candidates %+v", e.Candidates)
 		}
 	}
-	if e := w.Explain(m, "debug", "", 0, 0); e.Profile != "debug" || e.Picker != "round_robin" {
+	if e := w.Explain(t.Context(), m, &Question{Profile: "debug"}); e.Profile != "debug" || e.Picker != "round_robin" {
 		t.Errorf("explanation %+v", e)
 	}
-	with := w.Explain(m, "", "a session", 0, 0)
+	with := w.Explain(t.Context(), m, &Question{Session: "a session"})
 	if home := with.Candidates[slices.IndexFunc(fourReplicas, func(id string) bool { return id == with.Pick })]; home.Scores[0].Value != 1 {
 		t.Errorf("the session's home has no score: %+v", home)
 	}

@@ -54,6 +54,7 @@ func (x *Exchange) Resolve() error {
 // refuse it since they are full, it waits for its turn again, for no longer than it may in
 // all.
 func (x *Exchange) PickOrWait(ctx context.Context) *catalog.Endpoint {
+	x.tokenize(ctx)
 	for {
 		e, err := x.pick()
 		if e != nil {
@@ -145,9 +146,17 @@ func (x *Exchange) pickServing() (*catalog.Endpoint, error) {
 	req := x.rt.request(m, m.Next(), x.session(), x.Fields.PromptBytes, x.outputTokens())
 	profile := x.profile()
 	tokens := cmp.Or(x.lease.Tokens(), int64(req.PromptTokens+req.OutputTokens))
+	b := beginnings.Get().(*beginning)
+	defer beginnings.Put(b)
+	p := x.prompt()
+	if b.find(x.rt, m, p); x.tokensOf == m {
+		b.exactly(x.rt, m, p, x.tokens)
+	}
 	for conflicts := 0; ; conflicts++ {
 		x.rt.snapshot(d, m, &req, x.tried, x.lease, x.sequences())
+		b.fill(d, m, &req)
 		if !x.pinned(d) && !d.Decide(profile, &req) {
+			x.cache = schedule.CacheNoWorker
 			return nil, x.exhausted(d)
 		}
 		e := m.Endpoints[d.Pick]
@@ -155,7 +164,7 @@ func (x *Exchange) pickServing() (*catalog.Endpoint, error) {
 		if conflicts == maxConflicts {
 			seen = -1
 		}
-		slot, ok := e.Replica.Take(seen, tokens)
+		slot, ok := e.Replica.Take(seen, tokens-int64(b.cached(d.Pick, req.PromptTokens)))
 		if !ok {
 			req.Random = rand.Uint64()
 			continue
@@ -163,6 +172,11 @@ func (x *Exchange) pickServing() (*catalog.Endpoint, error) {
 		x.slot, x.endpoint, x.last, x.pool = slot, e, e, e.Pool
 		x.slot.Sequences(x.lease.Takes())
 		x.lease.Placed()
+		x.cache, x.matched = b.decided(m, d, &req), d.Candidates[d.Pick].Cached
+		b.went(x.rt, e)
+		if d.Candidates[d.Pick].Adapter != schedule.AdapterNone {
+			e.Replica.UseLoRA(e.Served(m))
+		}
 		x.attempts++
 		x.tries++
 		x.err = nil
@@ -315,6 +329,9 @@ func (rt *Runtime) snapshot(d *pipeline.Decision, m *catalog.Model, req *schedul
 			own = takes
 		}
 		load := e.Replica.Fill(c, req.Now, e.Slots, own)
+		if served := e.Served(m); slices.Contains(e.Replica.Adapters(), served) {
+			c.Adapter = e.Replica.LoRA(served)
+		}
 		if c.State == schedule.Ready && !e.Replica.TakesMany(req.Now, sequences) {
 			c.State = schedule.Cooling
 		}
@@ -323,19 +340,36 @@ func (rt *Runtime) snapshot(d *pipeline.Decision, m *catalog.Model, req *schedul
 	}
 }
 
+// Question is a request that [Runtime.Explain] decides about.
+type Question struct {
+	// Profile "" is the model's, Session is what the session header would hold, Tenant whose
+	// it is.
+	Profile, Session, Tenant string
+	// Body is the request's, Fields what was read in it.
+	Body   []byte
+	Fields openai.Fields
+}
+
 // Explain decides as for a request, without counting it anywhere, and returns
-// the reasons. profile "" is the model's.
-func (rt *Runtime) Explain(m *catalog.Model, profile, session string, promptBytes, output int) pipeline.Explanation {
-	if profile == "" {
-		profile = m.Profile
-	}
-	p := rt.profile(profile)
+// the reasons.
+func (rt *Runtime) Explain(ctx context.Context, m *catalog.Model, q *Question) pipeline.Explanation {
+	p := rt.profile(cmp.Or(q.Profile, m.Profile))
 	d := pipeline.NewDecision()
 	defer d.Free()
-	req := rt.request(m, m.Upcoming(), session, promptBytes, output)
-	rt.snapshot(d, m, &req, nil, nil, 1)
+	b := beginnings.Get().(*beginning)
+	defer beginnings.Put(b)
+	pr := prompt{&q.Fields, q.Body, owner(q.Tenant, q.Tenant)}
+	b.find(rt, m, pr)
+	if tokens, err := rt.promptTokens(ctx, m, pr); err == nil {
+		b.exactly(rt, m, pr, tokens)
+	}
+	req := rt.request(m, m.Upcoming(), cmp.Or(q.Session, q.Fields.User), q.Fields.PromptBytes, OutputTokens(&q.Fields))
+	rt.snapshot(d, m, &req, nil, nil, q.Fields.Sequences(q.Fields.Prompts(true)))
+	b.fill(d, m, &req)
 	d.Decide(p, &req)
-	return d.Explain(p)
+	e := d.Explain(p)
+	e.Cache, e.Shared = b.decided(m, d, &req), req.Shared
+	return e
 }
 
 // unavailable says why no replica of the model may be used, without naming

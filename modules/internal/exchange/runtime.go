@@ -1,12 +1,15 @@
 package exchange
 
 import (
+	"net/http"
 	"sync/atomic"
 	"time"
 
 	"github.com/llmgw/llmgw/modules/internal/admit"
 	"github.com/llmgw/llmgw/modules/internal/catalog"
+	"github.com/llmgw/llmgw/modules/internal/kvevents"
 	"github.com/llmgw/llmgw/modules/internal/pipeline"
+	"github.com/llmgw/llmgw/modules/internal/prefix"
 )
 
 // Runtime is what all exchanges of one config share. Immutable, but for the
@@ -24,6 +27,15 @@ type Runtime struct {
 	Budget *Budget
 	// Gate decides when requests go; nil lets all go at once.
 	Gate *admit.Gate
+	// Prefix knows which prompts went where; nil if nobody keeps count.
+	Prefix *prefix.Index
+	// KV knows by their events what replicas hold, of prompts whose tokens Tokens knows; both nil if
+	// nobody follows any. Client asks an endpoint.
+	KV     *kvevents.Manager
+	Tokens *kvevents.Tokenizer
+	Client func(*catalog.Endpoint) *http.Client
+	// NoTokens, unless nil, is called for a request whose tokens were not to be had.
+	NoTokens func(*Exchange, error)
 	// Hold, unless nil, keeps alive what exchanges need, until Release; it
 	// returns false, and needs no Release, if that is gone already.
 	Hold    func() bool

@@ -33,7 +33,8 @@ func chat() *pipeline.Profile {
 	return &pipeline.Profile{
 		Name: "chat",
 		Scorers: []pipeline.WeightedScorer{
-			{Name: "session", Weight: 3, Scorer: schedule.Session{}},
+			{Name: "session", Weight: 1, Scorer: schedule.Session{}},
+			{Name: "prefix", Weight: 3, Scorer: schedule.Prefix{}},
 			{Name: "queue", Weight: 1, Scorer: schedule.Queue{}},
 			{Name: "kv", Weight: 1, Scorer: schedule.KV{}},
 			{Name: "inflight", Weight: 1, Scorer: schedule.Inflight{}},

@@ -1,0 +1,86 @@
+package exchange
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/llmgw/llmgw/modules/internal/catalog"
+	"github.com/llmgw/llmgw/modules/internal/fleet"
+	"github.com/llmgw/llmgw/modules/internal/pipeline"
+	"github.com/llmgw/llmgw/modules/schedule"
+)
+
+// TestSixtyAdapters: with 60 adapters on eight replicas of eight slots each, requests go where theirs is
+// loaded, no replica gets much more than its share, and a hot one is on several.
+func TestSixtyAdapters(t *testing.T) {
+	const adapters, replicas, slots, requests = 60, 8, 8, 6000
+	run := func(affinity bool) (loads int, most float64, hot int) {
+		w := newWorld(t)
+		var models []*catalog.Model
+		var names []string
+		for i := range adapters {
+			names = append(names, fmt.Sprint("adapter-", i))
+		}
+		var endpoints []*catalog.Endpoint
+		for i := range replicas {
+			e := w.endpoint(t, fmt.Sprintf("gpu%d:8000", i))
+			e.Replica.SetAdapters(names)
+			e.Replica.SetStats(&fleet.Stats{At: time.Now().Add(time.Hour), Waiting: 0, Running: 0, KVUsage: 0, MaxLoRAs: slots})
+			endpoints = append(endpoints, e)
+		}
+		for _, name := range names {
+			models = append(models, &catalog.Model{Name: name, TargetWaiting: 4, KVCeiling: 0.9, Endpoints: endpoints, Prefix: catalog.Prefix{Rules: schedule.PrefixRules{BalanceAbs: 16, BalanceRel: 1.5}}})
+		}
+		w.serve(t, nil, models...)
+		if affinity {
+			p := w.Profiles["chat"]
+			p.Scorers = append(p.Scorers, pipeline.WeightedScorer{Name: "lora", Weight: 2, Scorer: schedule.LoRA{}})
+		}
+		random := rand.New(rand.NewPCG(1, 2))
+		loaded := make(map[string][]string) // by replica, used last last
+		served := make(map[string]int)
+		var running []*Exchange
+		where := make(map[string]bool) // has the hot one
+		for range requests {
+			i := int(float64(adapters) * random.Float64() * random.Float64() * random.Float64()) // the first are hot
+			x := w.ask(t, fmt.Sprintf(`{"model":%q,"messages":[]}`, names[i]))
+			at := mustPick(t, x).Replica.ID
+			served[at]++
+			if i == 0 {
+				where[at] = true
+			}
+			has := loaded[at]
+			if at := slices.Index(has, names[i]); at >= 0 {
+				has = slices.Delete(has, at, at+1)
+			} else {
+				loads++
+			}
+			if has = append(has, names[i]); len(has) > slots {
+				has = has[1:]
+			}
+			loaded[at] = has
+			if running = append(running, x); len(running) > 64 {
+				end := random.IntN(len(running))
+				running[end].End()
+				running = slices.Delete(running, end, end+1)
+			}
+		}
+		for _, x := range running {
+			x.End()
+		}
+		w.atRest(t)
+		for _, n := range served {
+			most = max(most, float64(n)*replicas/requests)
+		}
+		return loads, most, len(where)
+	}
+	without, _, _ := run(false)
+	with, most, hot := run(true)
+	if with > without/4 || most > 1.5 || hot < 2 {
+		t.Errorf("%d loads of %d requests, %d without affinity; the busiest has %.2f of its share; the hottest is on %d", with, requests, without, most, hot)
+	}
+	t.Logf("%d loads, %d without affinity; the busiest has %.2f of its share; the hottest is on %d", with, without, most, hot)
+}

@@ -1,0 +1,142 @@
+package exchange
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net/http"
+	"slices"
+
+	"github.com/cespare/xxhash/v2"
+
+	"github.com/llmgw/llmgw/modules/internal/catalog"
+	"github.com/llmgw/llmgw/modules/internal/fleet"
+	"github.com/llmgw/llmgw/modules/internal/kvevents"
+	"github.com/llmgw/llmgw/modules/internal/openai"
+	"github.com/llmgw/llmgw/modules/internal/prefix"
+	"github.com/llmgw/llmgw/modules/schedule"
+)
+
+// tokenizable are the endpoints whose requests an engine's /tokenize takes as they are.
+var tokenizable = []string{"/v1/chat/completions", "/v1/completions"}
+
+// promptEnd is how many bytes at the end of a prompt are not in one that goes on: the bracket of the
+// list of messages, or the quote of a text, and the end of the part.
+const promptEnd = 2
+
+// tokenize finds the tokens of the request's prompt, if the model's replicas are known by their events
+// and there is time. Without tokens the prompt is known by its text.
+func (x *Exchange) tokenize(ctx context.Context) {
+	m := x.Serving()
+	if x.tokenized || m == nil || !slices.Contains(tokenizable, x.Route.Path) {
+		return
+	}
+	x.tokenized = true
+	x.mu.Lock()
+	p := x.prompt()
+	x.mu.Unlock()
+	tokens, err := x.rt.promptTokens(ctx, m, p)
+	switch {
+	case err == nil && tokens != nil:
+		x.tokens, x.tokensOf = tokens, m
+	case err != nil && x.rt.NoTokens != nil:
+		x.rt.NoTokens(x, err)
+	}
+}
+
+// promptTokens returns the tokens of a prompt, or most of them, none if the model's replicas are not
+// known by their events.
+func (rt *Runtime) promptTokens(ctx context.Context, m *catalog.Model, p prompt) ([]uint32, error) {
+	if !m.Prefix.Events || !m.Prefix.Tree || rt.Tokens == nil || rt.Prefix == nil || len(p.body) == 0 {
+		return nil, nil
+	}
+	at := rt.tokenizer(m)
+	if at == nil {
+		return nil, nil
+	}
+	var chain prefix.Chain
+	chain.Reset(rt.Prefix.Seed())
+	chain.Tag(m.Name)
+	chain.Tag(salt(m, p))
+	p.fields.Prefix(p.body, chain.Add)
+	text := kvevents.Text{Bytes: chain.Bytes, End: promptEnd, Hash: func(n int) uint64 { return hashTo(p, n) }}
+	for _, b := range chain.Blocks {
+		text.Blocks = append(text.Blocks, b.Hash)
+	}
+	ctx, cancel := context.WithTimeout(ctx, m.Prefix.TokenBudget)
+	defer cancel()
+	return rt.Tokens.Tokens(ctx, text, func(ctx context.Context) (*http.Response, error) {
+		return rt.askTokens(ctx, m, at, p)
+	})
+}
+
+// hashTo returns a hash of the first n bytes of a prompt.
+func hashTo(p prompt, n int) uint64 {
+	var d xxhash.Digest
+	d.Reset()
+	p.fields.Prefix(p.body, func(b []byte) {
+		part := b[:min(len(b), n)]
+		n -= len(part)
+		_, _ = d.Write(part)
+	})
+	return d.Sum64()
+}
+
+// tokenizer returns the replica to ask for tokens: one that works, with the fewest requests.
+func (rt *Runtime) tokenizer(m *catalog.Model) (best *catalog.Endpoint) {
+	for _, e := range m.Endpoints {
+		if e.Replica.State() == schedule.Ready && len(rt.KV.Ranks(e.Replica)) > 0 &&
+			(best == nil || e.Replica.Inflight() < best.Replica.Inflight()) {
+			best = e
+		}
+	}
+	return best
+}
+
+// askTokens sends a request's own body to an engine's /tokenize, which takes of it what makes the
+// prompt.
+func (rt *Runtime) askTokens(ctx context.Context, m *catalog.Model, e *catalog.Endpoint, p prompt) (*http.Response, error) {
+	var room [openai.MaxEdits]openai.Edit
+	spliced, err := openai.Splice(p.body, p.fields.Edits(room[:0], p.body, openai.Rewrite{Model: e.Served(m)}))
+	if err != nil {
+		return nil, err
+	}
+	u := *e.Replica.URL
+	u.Path += "/tokenize"
+	body, err := io.ReadAll(spliced.NewReader()) // the request may end before it is sent
+	if err != nil {
+		return nil, err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, u.String(), bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	if e.APIKey != "" {
+		req.Header.Set("Authorization", "Bearer "+e.APIKey)
+	}
+	return rt.Client(e).Do(req)
+}
+
+// exactly looks for what events say that replicas hold of a prompt with these tokens.
+func (b *beginning) exactly(rt *Runtime, m *catalog.Model, p prompt, tokens []uint32) {
+	if !b.known || len(tokens) == 0 {
+		return
+	}
+	replicas := make([]*fleet.Replica, len(m.Endpoints))
+	b.exact = make([]float64, len(m.Endpoints))
+	for i, e := range m.Endpoints {
+		replicas[i] = e.Replica
+	}
+	rt.KV.Match(&kvevents.Prompt{Tokens: tokens, LoRA: adapter(m), Salt: salt(m, p)}, replicas, b.exact)
+}
+
+// adapter returns the name of the LoRA adapter that a model is to its engines, "" if it is none.
+func adapter(m *catalog.Model) string {
+	for _, e := range m.Endpoints {
+		if served := e.Served(m); slices.Contains(e.Replica.Adapters(), served) {
+			return served
+		}
+	}
+	return ""
+}
