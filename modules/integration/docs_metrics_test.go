@@ -25,6 +25,9 @@ func TestDocsMetrics(t *testing.T) {
 	option := fmt.Sprintf("\t\tmodel m {\n\t\t\tendpoint %s %s\n\t\t}\n\t\tmodel gone {\n\t\t\tendpoint %[1]s\n\t\t}\n\t\tmodel spare {\n\t\t\tfallback m\n\t\t}", dead, good.Address)
 	busy := &slots{finish: make(chan struct{})}
 	option += fmt.Sprintf("\n\t\tmodel busy {\n\t\t\tadmission {\n\t\t\t\ttarget_waiting 0.01\n\t\t\t}\n\t\t\tendpoint %s {\n\t\t\t\tbatch_capacity 1\n\t\t\t}\n\t\t}", newEngine(t, busy.serve).Address)
+	// One whose events are followed, and that has no tokens.
+	told := simulate(t, "127.0.0.1:0", 64, "tcp://127.0.0.1:0", "tcp://127.0.0.1:0")
+	option += "\n\t\tmodel told {\n\t\t\tprefix {\n\t\t\t\tevents on\n\t\t\t}\n\t\t\tendpoint " + told.address + " {\n\t\t\t\tserved_model m\n\t\t\t}\n\t\t}"
 	site := "\tllm {\n\t\tdebug_headers on\n\t}"
 	// Scrapes would take the dead replica out before a request was tried on it.
 	g := start(t, "\t\tscrape_interval 5s\n"+option, site)
@@ -36,6 +39,8 @@ func TestDocsMetrics(t *testing.T) {
 	g.post(t, "/v1/chat/completions", `{"model":"spare"}`)
 	g.load(t, g.caddyfile(option, site))
 	g.known(t, good)
+	g.live(t, 1)
+	g.post(t, "/v1/completions", `{"model":"told","prompt":[`+strings.Repeat("1,", 100)+`"x"]}`)
 	var wg sync.WaitGroup
 	for range 3 { // one that has waited, one that does
 		wg.Go(func() { g.post(t, "/v1/chat/completions", `{"model":"busy"}`) })
