@@ -160,6 +160,9 @@ type usage struct {
 	Input      int `json:"input_tokens"`
 	Output     int `json:"output_tokens"`
 	CacheRead  int `json:"cache_read_input_tokens"` // Anthropic's input_tokens are without these
+	Details    *struct {
+		Cached int `json:"cached_tokens"`
+	} `json:"prompt_tokens_details"`
 }
 
 // usageOf decodes the usage object of an event or an answer; nil if it has

@@ -19,6 +19,9 @@ const (
 	// doomed is served by an engine that tests kill, and by the second vLLM.
 	doomed = "tiny-doomed"
 
+	// told is served by both vLLMs, known by their KV events, and reborn by the doomed one.
+	told, reborn = "tiny-told", "tiny-reborn"
+
 	// testKey is the key of the site that wants one.
 	testKey = "sk-llmgw-engines-test"
 )
@@ -62,6 +65,23 @@ func (r *rig) caddyfile() string {
 				served_model tiny
 			}
 		}
+		model %s {
+			prefix {
+				events on 3s
+			}
+			endpoint %s %s {
+				served_model tiny
+			}
+		}
+		model %s {
+			prefix {
+				events on 3s
+			}
+			endpoint %s {
+				served_model tiny
+				kv_events tcp://%s tcp://%s
+			}
+		}
 	}
 }
 
@@ -101,6 +121,7 @@ func (r *rig) caddyfile() string {
 		host(r.vllmURL[0]), host(r.vllmURL[1]), host(r.llamaURL), host(r.minilmURL), host(r.simURL),
 		recordedTiny, host(r.recorders[recordedTiny].url), recordedSmol, host(r.recorders[recordedSmol].url),
 		doomed, host(r.doomedURL), host(r.vllmURL[1]),
+		told, host(r.vllmURL[0]), host(r.vllmURL[1]), reborn, host(r.doomedURL), r.kvProxies[0].address(), r.kvProxies[1].address(),
 		r.gatewayURL, r.accessLog, r.keyedURL, testKey, r.bandsURL, r.openURL)
 }
 
@@ -114,6 +135,13 @@ type replica struct {
 	Running *float64 `json:"running"`
 	KVUsage *float64 `json:"kv_usage"`
 	Metrics string   `json:"metrics"`
+
+	KVEvents []struct {
+		State  string `json:"state"`
+		Error  string `json:"error"`
+		Blocks int    `json:"blocks"`
+		Gaps   int    `json:"gaps"`
+	} `json:"kv_events"`
 }
 
 func (r replica) String() string {

@@ -39,6 +39,10 @@ type rig struct {
 
 	recorders map[string]*recorder // by model, see gateway_test.go
 
+	doomedOptions []string // of vllm.sh
+
+	kvProxies [2]*cutter // before the events of the doomed one, and its past ones
+
 	gatewayURL string // no keys, debug headers
 	keyedURL   string // wants the key
 	bandsURL   string // takes the band from the header X-Band
@@ -110,7 +114,7 @@ func (r *rig) start(k *keeper) error {
 			return fmt.Errorf("%s: %w\n%s", strings.Join(c, " "), err, out)
 		}
 	}
-	ports, err := freePorts(11)
+	ports, err := freePorts(17)
 	if err != nil {
 		return err
 	}
@@ -121,6 +125,21 @@ func (r *rig) start(k *keeper) error {
 		*where = "http://127.0.0.1:" + ports[i]
 	}
 	r.recorders = map[string]*recorder{recordedTiny: newRecorder(r.vllmURL[0]), recordedSmol: newRecorder(r.llamaURL)}
+	// The last ports are for KV events, past ones after them.
+	told := func(i int) []string {
+		return []string{"--kv-events-config", fmt.Sprintf(
+			`{"enable_kv_cache_events":true,"publisher":"zmq","topic":"kv@tiny","endpoint":"tcp://*:%s","replay_endpoint":"tcp://*:%s"}`,
+			ports[11+2*i], ports[12+2*i])}
+	}
+	r.doomedOptions = told(2)
+	for i := range r.kvProxies {
+		if r.kvProxies[i], err = newCutter("127.0.0.1:" + ports[15+i]); err != nil {
+			return err
+		}
+	}
+	if err := os.Setenv("VLLM_SERVER_DEV_MODE", "1"); err != nil { // for /reset_prefix_cache
+		return err
+	}
 	r.accessLog = filepath.Join(k.dir, "access.json")
 	config := filepath.Join(k.dir, "Caddyfile")
 	if err := os.WriteFile(config, []byte(r.caddyfile()), 0o600); err != nil {
@@ -131,8 +150,8 @@ func (r *rig) start(k *keeper) error {
 		name, url string
 		command   []string
 	}{
-		{"vllm-1", r.vllmURL[0], []string{vllm, "serve", ports[0]}},
-		{"vllm-2", r.vllmURL[1], []string{vllm, "serve", ports[1]}},
+		{"vllm-1", r.vllmURL[0], append([]string{vllm, "serve", ports[0]}, told(0)...)},
+		{"vllm-2", r.vllmURL[1], append([]string{vllm, "serve", ports[1]}, told(1)...)},
 		{"vllm-minilm", r.minilmURL, []string{vllm, "serve-minilm", ports[2]}},
 		{"llama-server", r.llamaURL, []string{llama, "serve", ports[3]}},
 		{"sim", r.simURL, []string{llmgw, "sim-engine", "--listen", "127.0.0.1:" + ports[4], "--max-model-len", "2048"}},
