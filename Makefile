@@ -68,6 +68,10 @@ bench: build ## the numbers that are promised, as ratios measured in one run
 	go test -run '^$$' -bench . -benchmem ./modules/schedule ./modules/internal/...
 	go run ./bench
 
+.PHONY: bench-routing
+bench-routing: build ## hit ratio and time to first token of routing policies, beside the bound (20 min)
+	go run ./bench -routing
+
 .PHONY: soak
 soak: build ## load and failing engines for MINUTES (2), then what must hold; SEED repeats a run
 	go run ./soak -minutes $(MINUTES) -seed $(SEED)

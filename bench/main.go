@@ -5,6 +5,7 @@
 // one priority band another one notices.
 //
 //	go run ./bench [-binary bin/llmgw] [-runs 8] [-seconds 4] [-only token] [-check]
+//	go run ./bench -routing [-fleets 4,16] [-only agentic]
 //
 // Four fake replicas in a process of their own stand behind each proxy; all
 // traffic is on loopback.
@@ -33,14 +34,19 @@ func main() {
 	seconds := flag.Int("seconds", 4, "length of one measurement")
 	only := flag.String("only", "", "measure what has this in its name")
 	check := flag.Bool("check", false, "fail if a ratio is above what is promised")
+	routes := flag.Bool("routing", false, "measure routing policies instead, beside the bound; -only then names a workload")
+	fleets := flag.String("fleets", "4,16", "with -routing: how many simulated replicas")
 	upstream := flag.Bool("upstream", false, "be the fake replicas (used by the benchmark itself)")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	var err error
-	if *upstream {
+	switch {
+	case *upstream:
 		err = serveReplicas(ctx)
-	} else {
+	case *routes:
+		err = routing(ctx, *binary, *only, *fleets)
+	default:
 		err = bench(ctx, *binary, *only, *runs, time.Duration(*seconds)*time.Second, *check)
 	}
 	if err != nil {

@@ -1,0 +1,312 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/llmgw/llmgw/agent/engine/sim"
+)
+
+// policy is a way to choose replicas, as lines of the model's config.
+type policy struct {
+	name, config, global string
+}
+
+var policies = []policy{
+	{"round robin", "routing debug", ""},
+	{"least in-flight", "routing least", "routing least {\n\t\t\tscore inflight 1\n\t\t}"},
+	{"session", "prefix {\n\t\t\t\ttree off\n\t\t\t}", ""},
+	{"tree", "", ""},
+	{"events", "prefix {\n\t\t\t\tevents on 200ms\n\t\t\t}", ""},
+}
+
+// outcome is what a run gave.
+type outcome struct {
+	hit       float64 // share of the prompts' tokens that were cached
+	p50, p99  time.Duration
+	imbalance float64 // the most requests that a replica got, over the mean
+}
+
+// Each of the simulated engines.
+const (
+	routingSlots   = 8
+	routingPrefill = 100 * time.Microsecond
+	routingDecode  = 4 * time.Millisecond
+	perReplica     = 4 // clients
+)
+
+// sets are the working sets that are tried, as multiples of all caches together.
+var sets = []float64{0.5, 2, 8}
+
+// routing measures what each policy makes of each workload, and prints a table in Markdown.
+func routing(ctx context.Context, binary, only, fleets string) error {
+	var sizes []int
+	for text := range strings.SplitSeq(fleets, ",") {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 1 || n > 64 {
+			return fmt.Errorf("-fleets %q: want numbers from 1 to 64", fleets)
+		}
+		sizes = append(sizes, n)
+	}
+	fmt.Println("| replicas | workload | working set | policy | hit ratio | of the bound | TTFT p50 | p99 | busiest |")
+	fmt.Println("|---|---|---|---|---|---|---|---|---|")
+	for _, n := range sizes {
+		for _, w := range workloads {
+			if !strings.Contains(w.name, only) {
+				continue
+			}
+			for _, set := range sets {
+				if err := routeAll(ctx, binary, n, w, set); err != nil {
+					return fmt.Errorf("%d replicas, %s, working set %v: %w", n, w.name, set, err)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// routeAll measures all policies with one workload on engines of their own.
+func routeAll(ctx context.Context, binary string, n int, w workload, set float64) error {
+	random := rand.New(rand.NewPCG(uint64(n), uint64(len(w.name))))
+	talks := w.talks(random, n)
+	sequence := order(random, talks)
+	prompts, blocks := trace(talks, sequence)
+	longest := 0
+	for _, p := range prompts {
+		longest = max(longest, len(p))
+	}
+	// What runs has to fit, whatever the working set.
+	each := max(int(float64(blocks)/set)/n, (longest+8)*routingSlots/2)
+	engines, err := startSims(ctx, n, each)
+	defer func() {
+		for _, e := range engines {
+			e.end()
+		}
+	}()
+	if err != nil {
+		return err
+	}
+	most := bound(prompts, each*n)
+	for _, p := range policies {
+		o, err := routeOne(ctx, binary, p, engines, talks, sequence)
+		if err != nil {
+			return fmt.Errorf("%s: %w", p.name, err)
+		}
+		of := "-"
+		if most > 0.01 {
+			of = fmt.Sprintf("%.2f", o.hit/most)
+		}
+		fmt.Printf("| %d | %s | %.1fx | %s | %.3f | %s | %d ms | %d ms | %.2f |\n",
+			n, w.name, float64(blocks)/float64(each*n), p.name, o.hit, of, o.p50.Milliseconds(), o.p99.Milliseconds(), o.imbalance)
+	}
+	return nil
+}
+
+// simulated is an engine in this process.
+type simulated struct {
+	address string
+	engine  *sim.Engine
+	stop    context.CancelFunc
+	ended   chan struct{}
+}
+
+func (s *simulated) end() {
+	s.stop()
+	<-s.ended
+}
+
+func startSims(ctx context.Context, n, blocks int) (all []*simulated, err error) {
+	for range n {
+		cfg := sim.DefaultConfig()
+		cfg.Models, cfg.KVBlocks, cfg.MaxModelLen = []string{"m"}, blocks, min(16*blocks, 1<<20)
+		cfg.MaxNumSeqs, cfg.MaxBatchedTokens = routingSlots, 4096
+		cfg.PrefillPerToken, cfg.Decode, cfg.DecodePerSeq = routingPrefill, routingDecode, 0
+		cfg.KVEvents, cfg.KVEventsReplay = "tcp://127.0.0.1:0", "tcp://127.0.0.1:0"
+		e, err := sim.New(cfg)
+		if err != nil {
+			return all, err
+		}
+		ln, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
+		if err != nil {
+			return all, err
+		}
+		own, stop := context.WithCancel(ctx)
+		s := &simulated{address: ln.Addr().String(), engine: e, stop: stop, ended: make(chan struct{})}
+		go func() {
+			defer close(s.ended)
+			if err := e.Run(own, ln); err != nil {
+				fmt.Fprintln(os.Stderr, "bench: simulator:", err)
+			}
+		}()
+		all = append(all, s)
+	}
+	return all, nil
+}
+
+// routeOne plays the conversations through a gateway with one policy.
+func routeOne(ctx context.Context, binary string, p policy, engines []*simulated, talks []talk, sequence []int) (o outcome, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	var all children
+	defer all.end(cancel)
+	var addresses []string
+	for _, e := range engines {
+		addresses = append(addresses, e.address)
+		if err := reset(ctx, "http://"+e.address+"/sim/reset"); err != nil {
+			return o, err
+		}
+	}
+	option := "llmgw {\n\t\t" + p.global + "\n\t\tmodel m {\n\t\t\t" + p.config + "\n\t\t\tendpoint " + strings.Join(addresses, " ") +
+		" {\n\t\t\t\tbatch_capacity " + fmt.Sprint(routingSlots) + "\n\t\t\t}\n\t\t}\n\t}"
+	g, err := startProxy(ctx, &all, binary, "llm", option)
+	if err != nil {
+		return o, err
+	}
+	if p.name == "events" {
+		time.Sleep(2 * time.Second) // connections are made once it has asked where
+	}
+	return play(ctx, g.url, len(engines), talks, sequence)
+}
+
+// reset makes an engine forget what it has cached.
+func reset(ctx context.Context, url string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, nil)
+	if err != nil {
+		return err
+	}
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	return res.Body.Close()
+}
+
+// play sends the turns of the conversations, some at a time, and each after the answer of the one before.
+func play(ctx context.Context, url string, replicas int, talks []talk, sequence []int) (o outcome, err error) {
+	c := client(perReplica * replicas)
+	history := make([][]message, len(talks))
+	said := make([]int, len(talks))
+	for i, t := range talks {
+		history[i] = []message{{"system", t.system}}
+	}
+	var mu sync.Mutex
+	var waits []time.Duration
+	served := make(map[string]int)
+	cached, tokens := 0, 0
+	busy := make([]sync.Mutex, len(talks))
+	work := make(chan int)
+	var wg sync.WaitGroup
+	var faults []error
+	for range perReplica * replicas {
+		wg.Go(func() {
+			for i := range work {
+				busy[i].Lock()
+				history[i] = append(history[i], message{"user", talks[i].turns[said[i]]})
+				said[i]++
+				a, err := ask(ctx, c, url, fmt.Sprint("talk-", i), history[i])
+				history[i] = append(history[i], message{"assistant", a.text})
+				busy[i].Unlock()
+				mu.Lock()
+				if err != nil {
+					faults = append(faults, err)
+				}
+				waits = append(waits, a.first)
+				served[a.replica]++
+				cached, tokens = cached+a.cached, tokens+a.tokens
+				mu.Unlock()
+			}
+		})
+	}
+	for _, i := range sequence {
+		work <- i
+	}
+	close(work)
+	wg.Wait()
+	slices.Sort(waits)
+	o.hit = float64(cached) / float64(max(1, tokens))
+	o.p50, o.p99 = waits[len(waits)/2], waits[len(waits)*99/100]
+	for _, n := range served {
+		o.imbalance = max(o.imbalance, float64(n)*float64(replicas)/float64(len(sequence)))
+	}
+	return o, errors.Join(faults...)
+}
+
+// answer is what a turn gave.
+type answer struct {
+	text, replica  string
+	first          time.Duration
+	cached, tokens int
+}
+
+func ask(ctx context.Context, c *http.Client, url, session string, messages []message) (a answer, err error) {
+	body, err := json.Marshal(map[string]any{
+		"model": "m", "messages": messages, "stream": true, "max_tokens": answerTokens, "ignore_eos": true,
+		"stream_options": map[string]bool{"include_usage": true},
+	})
+	if err != nil {
+		return a, err
+	}
+	begin := time.Now()
+	res, err := post(ctx, c, url, string(body), "X-Session-Id", session)
+	if err != nil {
+		return a, err
+	}
+	defer res.Body.Close()
+	if res.StatusCode != http.StatusOK {
+		text, _ := io.ReadAll(io.LimitReader(res.Body, 500))
+		return a, fmt.Errorf("%s: %s", res.Status, text)
+	}
+	a.replica = res.Header.Get("X-Llmgw-Replica")
+	lines := bufio.NewReader(res.Body)
+	for {
+		line, err := lines.ReadBytes('\n')
+		if err != nil {
+			return a, fmt.Errorf("the stream broke: %w", err)
+		}
+		data, ok := bytes.CutPrefix(bytes.TrimSpace(line), []byte("data: "))
+		switch {
+		case !ok:
+			continue
+		case string(data) == "[DONE]":
+			return a, nil
+		}
+		var e struct {
+			Choices []struct {
+				Delta struct{ Content string }
+			}
+			Usage *struct {
+				Prompt  int `json:"prompt_tokens"`
+				Details *struct {
+					Cached int `json:"cached_tokens"`
+				} `json:"prompt_tokens_details"`
+			}
+		}
+		if err := json.Unmarshal(data, &e); err != nil {
+			return a, err
+		}
+		if len(e.Choices) > 0 && e.Choices[0].Delta.Content != "" {
+			if a.text += e.Choices[0].Delta.Content; a.first == 0 {
+				a.first = time.Since(begin)
+			}
+		}
+		if e.Usage != nil {
+			a.tokens = e.Usage.Prompt
+			if e.Usage.Details != nil {
+				a.cached = e.Usage.Details.Cached
+			}
+		}
+	}
+}
