@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/llmgw/llmgw/modules/llmgw"
 )
@@ -68,6 +69,44 @@ func TestPrefixIsRemembered(t *testing.T) {
 	ask(0, 4, "cache_miss_min_load")
 	g.load(t, g.caddyfile(one(engines...)+"\n\t\tprefix {\n\t\t\ttree off\n\t\t}\n", "\tllm"))
 	ask(0, 5, "no_tree")
+}
+
+// TestR18_ResetIsNoticed: once an engine's counters have gone back, nothing is credited that it had
+// before. What went there since the scrape before may be of the new one, and stays.
+func TestR18_ResetIsNoticed(t *testing.T) {
+	e := simulate(t, "127.0.0.1:0", 4096, "", "")
+	g := start(t, "\t\tmodel m {\n\t\t\tendpoint "+e.address+"\n\t\t}", "\tllm")
+	ask := func(id, turns int) string {
+		t.Helper()
+		res, text := g.post(t, "/v1/chat/completions", talk(id, turns))
+		if res.StatusCode != http.StatusOK {
+			t.Fatalf("%s: %s", res.Status, text)
+		}
+		return res.Header.Get("X-Llmgw-Cache-Decision")
+	}
+	for id := range 4 {
+		ask(id, 1)
+	}
+	if d := ask(0, 2); d != "cache_hit" {
+		t.Fatalf("before: %s", d)
+	}
+	asked := time.Now()
+	eventually(t, "the gateway has seen how much it has read", func() bool {
+		age := g.replicas(t)[e.address].AgeSeconds
+		return age != nil && *age < time.Since(asked).Seconds()
+	})
+	res, err := http.Post("http://"+e.address+"/sim/reset", "", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res.Body.Close()
+	ask(9, 1) // less than it had read before
+	eventually(t, "what it held is forgotten", func() bool {
+		return g.explained(t, talk(1, 2)).Cache == "cache_miss_min_load"
+	})
+	if d := ask(9, 2); d != "cache_hit" {
+		t.Errorf("what it got since: %s", d)
+	}
 }
 
 // TestT16_IsolationOfTenants: each key, and each tenant that a header names, has a cache_salt of its own

@@ -68,6 +68,14 @@ func holdShared() (*shared, error) {
 				x.Forget(r.Serial)
 			}
 		}
+		s.scraper.Scraped = func(r *fleet.Replica, reset bool) {
+			if x := s.prefix.Load(); x != nil {
+				if reset {
+					x.Reset(r.Serial)
+				}
+				x.Mark(r.Serial)
+			}
+		}
 		return s, nil
 	})
 	if err != nil {

@@ -225,7 +225,7 @@ func TestImbalanceOverrides(t *testing.T) {
 }
 
 // TestR18_RestartedReplicaHoldsNothing: what a replica held is forgotten when it has restarted, as
-// soon as its counters say so, or when it comes back from being down.
+// soon as it says that it has started anew, or when it comes back from being down.
 func TestR18_RestartedReplicaHoldsNothing(t *testing.T) {
 	w := remembering(t, "gpu1:8000", "gpu2:8000")
 	stats := func(r *fleet.Replica, prompted, started float64) {
@@ -235,9 +235,8 @@ func TestR18_RestartedReplicaHoldsNothing(t *testing.T) {
 		})
 	}
 	for name, restart := range map[string]func(r *fleet.Replica){
-		"counters": func(r *fleet.Replica) { stats(r, 10, 1000) },
-		"start":    func(r *fleet.Replica) { stats(r, 6000, 2000) },
-		"down":     func(r *fleet.Replica) { r.Restarted() },
+		"start": func(r *fleet.Replica) { stats(r, 6000, 2000) },
+		"down":  func(r *fleet.Replica) { r.Restarted() },
 	} {
 		talk := []string{words(3000), words(200)}
 		x, home, _ := w.goes(t, chatOf("m", talk...))

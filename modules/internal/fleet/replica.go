@@ -121,21 +121,24 @@ const kvFull = 0.9
 // it can: one that is merely not asked for more must not look full at that. What was
 // learnt while the prompts of a burst were read is too low: when the engine runs more and
 // none wait, it is unknown again. Values that are stored again, since a later scrape
-// failed, teach nothing. The caller must not change s afterwards.
-func (r *Replica) SetStats(s *Stats) {
+// failed, teach nothing. The caller must not change s afterwards. It returns whether the engine
+// has lost what it knew since the scrape before, though nobody saw it down.
+func (r *Replica) SetStats(s *Stats) (reset bool) {
 	if last := r.Stats(); s.Failed != "" {
 		s.own, s.ownTokens, s.Frozen = last.own, last.ownTokens, last.Frozen
 		r.stats.Store(s)
-		return
+		return false
 	}
-	if s.restarted(r.Stats()) { // sooner than anybody could see it down
+	last := r.Stats()
+	if s.Started.Known() && last.Started.Known() && s.Started != last.Started {
 		r.epoch.Add(1)
 	}
+	reset = s.Prompted < last.Prompted
 	s.own, s.ownTokens = r.inflight.Load()+r.extra.Load(), r.pending.Load()
 	s.Frozen = r.page.frozen(s)
 	r.stats.Store(s)
 	if !s.Running.Known() || s.Frozen {
-		return
+		return reset
 	}
 	running := int64(min(float64(s.Running), maxBatch))
 	r.prove(running)
@@ -148,6 +151,7 @@ func (r *Replica) SetStats(s *Stats) {
 	case seen > 0 && running > seen:
 		r.batch.Store(0)
 	}
+	return reset
 }
 
 // queues reports whether requests wait in the engine. One or two of many wait for its
@@ -181,11 +185,6 @@ func (r *Replica) Stats() *Stats {
 
 // counts reports whether the values still say how the engine is.
 func (s *Stats) counts(now time.Time) bool { return now.Sub(s.At) <= StatsMaxAge && !s.Frozen }
-
-// restarted reports whether the engine is another than the one that said last, which has read less.
-func (s *Stats) restarted(last *Stats) bool {
-	return s.Prompted < last.Prompted || s.Started.Known() && last.Started.Known() && s.Started != last.Started
-}
 
 var neverScraped = Stats{
 	Waiting: schedule.Unknown, Running: schedule.Unknown, KVUsage: schedule.Unknown,

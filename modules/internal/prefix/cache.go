@@ -36,6 +36,7 @@ type Index struct {
 type cache struct {
 	key         Key
 	first, last uint32 // entries, the one used last first
+	mark        uint32 // the first that has not been used since Mark
 	blocks      int
 	bytes       int64
 	gone        bool
@@ -187,7 +188,7 @@ func (x *Index) enter(key Key) (i uint32, ok bool) {
 	} else {
 		i, x.caches = uint32(len(x.caches)), append(x.caches, cache{})
 	}
-	x.caches[i] = cache{key: key, first: none, last: none}
+	x.caches[i] = cache{key: key, first: none, last: none, mark: none}
 	x.byKey[key.Replica] = i
 	return i, true
 }
@@ -199,6 +200,46 @@ func (x *Index) Forget(replica uint64) {
 	if i, ok := x.byKey[replica]; ok {
 		x.drop(i)
 	}
+}
+
+// Mark notes that from now on a replica's cache may be another one, see [Index.Reset].
+func (x *Index) Mark(replica uint64) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if i, ok := x.byKey[replica]; ok {
+		x.caches[i].mark = x.caches[i].first
+	}
+}
+
+// maxKept bounds how many blocks outlive a Reset, since others wait meanwhile.
+const maxKept = 1 << 16
+
+// Reset drops what a replica has not used since Mark, or all of it if that is very much.
+func (x *Index) Reset(replica uint64) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	i, ok := x.byKey[replica]
+	if !ok || x.caches[i].mark == none {
+		return
+	}
+	old := x.caches[i]
+	x.drop(i)
+	kept, bytes, last := 0, int64(0), none
+	for e := old.first; e != old.mark; e = x.entries.at(e).next {
+		kept, last = kept+1, e
+		bytes += int64(x.nodes.at(x.entries.at(e).node).bytes)
+	}
+	if kept == 0 || kept > maxKept {
+		return
+	}
+	own, _ := x.enter(old.key)
+	for e := old.first; e != old.mark; e = x.entries.at(e).next {
+		x.entries.at(e).cache = own
+	}
+	x.entries.at(last).next, x.entries.at(old.mark).prev = none, none
+	o, n := &x.caches[i], &x.caches[own]
+	n.first, n.last, n.blocks, n.bytes = old.first, last, kept, bytes
+	o.first, o.blocks, o.bytes = old.mark, old.blocks-kept, old.bytes-bytes
 }
 
 func (x *Index) drop(i uint32) {

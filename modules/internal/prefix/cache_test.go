@@ -157,6 +157,7 @@ func TestIndex(t *testing.T) {
 		x, m := New(1<<20), model{}
 		var chains []*Chain
 		epochs, capacities := make([]uint64, 4), make([]int64, 4)
+		recent := make([][]Block, 4) // used since the last mark
 		for i := range capacities {
 			capacities[i] = rapid.SampledFrom([]int64{0, 100, 500, 2000}).Draw(t, "capacity")
 		}
@@ -175,6 +176,17 @@ func TestIndex(t *testing.T) {
 				c, r := draw(), replica()
 				x.Insert(c, key(r), capacities[r])
 				m.insert(c, r, capacities[r])
+				recent[r] = append(recent[r], c.Blocks...)
+			},
+			"mark": func(*rapid.T) {
+				r := replica()
+				x.Mark(r)
+				recent[r] = nil
+			},
+			"reset": func(*rapid.T) {
+				r := replica()
+				x.Reset(r)
+				m[r] = slices.DeleteFunc(m[r], func(b Block) bool { return !slices.Contains(recent[r], b) })
 			},
 			"restart": func(*rapid.T) {
 				r := replica()

@@ -149,6 +149,9 @@ func (x *Index) link(own, e, behind uint32) {
 
 func (x *Index) unlink(own, e uint32) {
 	o, v := &x.caches[own], x.entries.at(e)
+	if o.mark == e {
+		o.mark = v.next
+	}
 	if v.prev == none {
 		o.first = v.next
 	} else {

@@ -51,6 +51,11 @@ const (
 // Manager runs one loop per replica for as long as any attached config names
 // it. Safe for concurrent use.
 type Manager struct {
+	// Scraped is called after each scrape of a replica, also one that failed: reset says
+	// that its engine has lost what it knew since the one before. Nil means nobody cares.
+	// It must be set before targets are attached.
+	Scraped func(r *fleet.Replica, reset bool)
+
 	log func() *slog.Logger
 	now func() time.Time
 
@@ -256,6 +261,12 @@ func (w *watcher) models(ctx context.Context, t *Target) {
 	}
 }
 
+func (m *Manager) scraped(r *fleet.Replica, reset bool) {
+	if m.Scraped != nil {
+		m.Scraped(r, reset)
+	}
+}
+
 func (w *watcher) scrape(ctx context.Context, t *Target) {
 	bounded, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -278,6 +289,7 @@ func (w *watcher) scrape(ctx context.Context, t *Target) {
 		last := *r.Stats()
 		last.Failed = err.Error()
 		r.SetStats(&last)
+		w.manager.scraped(r, false)
 		if !w.failing {
 			w.failing = true
 			w.log().Warn("scrape failed", "error", err)
@@ -288,7 +300,7 @@ func (w *watcher) scrape(ctx context.Context, t *Target) {
 		return
 	}
 	stats.At = w.manager.now()
-	r.SetStats(stats)
+	w.manager.scraped(r, r.SetStats(stats))
 	r.Health.ScrapeOK()
 	w.failing = false
 	if len(stats.Missing) > 0 && !slices.Equal(stats.Missing, w.missing) {
