@@ -1,6 +1,7 @@
 package prefix
 
 import (
+	"math"
 	"math/rand/v2"
 	"sort"
 	"sync"
@@ -83,11 +84,12 @@ func (x *Index) Match(c *Chain, keys []Key, held []Held) (shared int) {
 	path, depth := x.walk(c), 0
 	for k, i := range path {
 		depth += int(c.Blocks[k].Bytes)
-		if x.nodes.at(i).children > 1 {
+		n := x.nodes.at(i)
+		if n.parts() || n.children == 1 && k == len(path)-1 && len(c.Blocks) > len(path) {
 			shared = depth
 		}
 	}
-	found := uint32(0)
+	found := uint16(0)
 	for k := len(path) - 1; k >= 0; k-- { // whoever has a block has those before it
 		n := x.nodes.at(path[k])
 		if n.holders > found {
@@ -164,11 +166,15 @@ func (x *Index) Insert(c *Chain, key Key, capacity int64) {
 		x.unlink(own, e)
 		x.link(own, e, none)
 	}
+	whole := len(c.Blocks) > 0
 	for _, b := range c.Blocks[has:] {
-		if !x.room(own, last) {
+		if whole = x.room(own, last); !whole {
 			break
 		}
 		last = x.add(own, last, b)
+	}
+	if whole {
+		x.nodes.at(x.entries.at(last).node).end(c.digest.Sum64())
 	}
 	for o := &x.caches[own]; capacity > 0 && o.bytes > capacity; {
 		x.evict(own)
@@ -185,6 +191,8 @@ func (x *Index) enter(key Key) (i uint32, ok bool) {
 	}
 	if n := len(x.unused); n > 0 {
 		i, x.unused = x.unused[n-1], x.unused[:n-1]
+	} else if len(x.caches) == math.MaxUint16 {
+		return 0, false
 	} else {
 		i, x.caches = uint32(len(x.caches)), append(x.caches, cache{})
 	}

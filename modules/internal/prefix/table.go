@@ -21,10 +21,28 @@ type node struct {
 	hash     uint64
 	parent   uint32 // the block before it, none for the first
 	entries  uint32 // the first of the caches that have it
-	holders  uint32 // how many these are
 	children uint32 // how many blocks follow it
 	next     uint32 // another in its bucket, or another that is free
 	bytes    uint32
+	holders  uint16 // how many entries there are
+	ends     uint16 // which prompt has this as its last block: noEnd, manyEnds, or a hash of it
+}
+
+const noEnd, manyEnds = 0, 1
+
+// parts reports whether prompts are known that go on behind it in different ways.
+func (n *node) parts() bool {
+	return n.children > 1 || n.ends == manyEnds || n.children == 1 && n.ends != noEnd
+}
+
+// end notes that a prompt with that hash ends behind it.
+func (n *node) end(hash uint64) {
+	switch h := uint16(hash) | 2; n.ends {
+	case noEnd, h:
+		n.ends = h
+	default:
+		n.ends = manyEnds
+	}
 }
 
 // entry is a block in one cache.
