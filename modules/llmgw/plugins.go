@@ -14,7 +14,7 @@ func init() {
 		"queue": schedule.Queue{}, "kv": schedule.KV{}, "load": schedule.Load{},
 		"pending": schedule.Pending{}, "inflight": schedule.Inflight{},
 		"session": schedule.Session{}, "pool-priority": schedule.PoolPriority{},
-		"prefix": schedule.Prefix{}, "cost": schedule.Cost{}, "lora": schedule.LoRA{},
+		"prefix": schedule.Prefix{}, "spread": schedule.Spread{}, "cost": schedule.Cost{}, "lora": schedule.LoRA{},
 	} {
 		caddy.RegisterModule(shippedScorer{name: name, Scorer: s})
 	}

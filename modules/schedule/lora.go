@@ -4,21 +4,21 @@ package schedule
 // and 0 for one without; of one that nobody knows it is 0.25. Loading an adapter takes time, and a
 // slot from another.
 //
-// A replica that is crowded with requests scores as though the adapter were not loaded, if that is
+// A replica that has much more in flight than others scores as though the adapter were not loaded, if that is
 // better than nothing elsewhere: so a hot adapter spreads over several. For a request without an adapter
 // all score 0.
 type LoRA struct{}
 
 // Score implements [Scorer].
 func (LoRA) Score(req *Request, replicas []*Replica, scores []float64) {
-	mean, imbalanced := meanOf(replicas), Imbalanced(req, replicas)
+	c, imbalanced := crowdOf(replicas), Imbalanced(req, replicas)
 	for i, r := range replicas {
 		switch r.Adapter {
 		case AdapterNone, AdapterNoRoom:
 			scores[i] = 0
 		case AdapterLoaded:
 			scores[i] = 1
-			if imbalanced || float64(r.Inflight) > crowdedInflight*mean.inflight*r.Weight+1 {
+			if imbalanced || c.overloaded(r) {
 				scores[i] = 0.5
 			}
 		case AdapterRoom:

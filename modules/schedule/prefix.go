@@ -27,9 +27,10 @@ func Imbalanced(req *Request, replicas []*Replica) bool {
 // worth it, see [PrefixRules], and 0 otherwise.
 //
 // What many prompts have in common, such as a system prompt, is worth nothing on a replica that is
-// crowded: with much more in flight than the mean, or with a cache that has much more in it. There
-// it costs others more than it saves, and another replica soon has it as well: so hot prefixes
-// spread before a queue forms, and the caches of a fleet hold about as much as one of their size.
+// crowded: with much more in flight than others or no place in its batch, or with a cache that has
+// much more in it. There it costs others more than it saves, and another replica soon has it as
+// well: so hot prefixes spread before a queue forms, and the caches of a fleet hold about as much
+// as one of their size.
 type Prefix struct{}
 
 // Score implements [Scorer].
@@ -38,42 +39,86 @@ func (Prefix) Score(req *Request, replicas []*Replica, scores []float64) {
 		clear(scores)
 		return
 	}
-	mean := meanOf(replicas)
+	c := crowdOf(replicas)
 	for i, r := range replicas {
-		scores[i] = mean.credit(req, r)
+		scores[i] = c.credit(req, r)
 	}
 }
 
-// crowd is the mean load of some replicas, by weight.
-type crowd struct{ inflight, held float64 }
+// Spread scores 1 - norm(bytes of prompts that the replica's KV cache is taken to hold): so what is new
+// goes where it displaces least, and the caches of a fleet fill alike. A replica that is busier than
+// others, or has a queue, scores 0: an empty cache must not attract what waits.
+type Spread struct{}
 
-func meanOf(replicas []*Replica) (c crowd) {
-	weights := 0.0
-	for _, r := range replicas {
-		c.inflight += float64(r.Inflight)
-		c.held += float64(r.Held)
-		weights += r.Weight
+// Score implements [Scorer].
+func (Spread) Score(req *Request, replicas []*Replica, scores []float64) {
+	clear(scores)
+	if Imbalanced(req, replicas) {
+		return
 	}
-	c.inflight /= weights
-	c.held /= weights
+	c, most := crowdOf(replicas), 0.0
+	for _, r := range replicas {
+		most = max(most, float64(r.Held)/r.Weight)
+	}
+	for i, r := range replicas {
+		if most > 0 && r.Cached.Known() && !(r.Waiting >= 1) && c.inflight(r) <= busy*c.others(r)+1 {
+			scores[i] = 1 - float64(r.Held)/r.Weight/most
+		}
+	}
+}
+
+// crowd is the load of some replicas.
+type crowd struct {
+	requests, held, weights float64
+	room                    bool // one of them has a place in its batch
+}
+
+func crowdOf(replicas []*Replica) (c crowd) {
+	for _, r := range replicas {
+		c.requests += float64(r.Inflight)
+		c.held += float64(r.Held)
+		c.weights += r.Weight
+		c.room = c.room || !full(r)
+	}
 	return c
 }
 
-// What makes a replica crowded; they came out best in a simulation of chats on 4 and 16
-// replicas, with caches for all of them and for half.
+func full(r *Replica) bool { return float64(r.Inflight) >= float64(r.BatchCapacity) }
+
+func (c crowd) inflight(r *Replica) float64 { return float64(r.Inflight) / r.Weight }
+
+// others is what the others have in flight, on average.
+func (c crowd) others(r *Replica) float64 {
+	if c.weights <= r.Weight {
+		return c.inflight(r)
+	}
+	return (c.requests - float64(r.Inflight)) / (c.weights - r.Weight)
+}
+
+// What makes a replica busy, and what makes it crowded; they came out best in a simulation of the
+// workloads of bench -routing, and of chats, on 2, 4 and 16 replicas.
 const (
-	crowdedInflight = 1.5
+	busy            = 1.5
+	crowdedInflight = 3
 	crowdedHeld     = 1.1
 )
+
+// overloaded reports whether a replica has much more to do than others.
+func (c crowd) overloaded(r *Replica) bool {
+	return c.inflight(r) > crowdedInflight*c.others(r)+2 || full(r) && c.room
+}
+
+// crowded reports whether a replica has so much to do, or so much in its cache, that it is not to get
+// prompts for what many have in common.
+func (c crowd) crowded(req *Request, r *Replica) bool {
+	return c.overloaded(r) ||
+		float64(r.Held) > crowdedHeld*c.held/c.weights*r.Weight+float64(req.PromptBytes)
+}
 
 // credit is the value of what a replica holds of the prompt.
 func (c crowd) credit(req *Request, r *Replica) float64 {
 	cached := r.Cached.Or(0)
-	if cached < req.Prefix.Threshold {
-		return 0
-	}
-	if cached <= req.Shared && (float64(r.Inflight) > crowdedInflight*c.inflight*r.Weight+1 ||
-		float64(r.Held) > crowdedHeld*c.held*r.Weight+float64(req.PromptBytes)) {
+	if cached < req.Prefix.Threshold || cached <= req.Shared && c.crowded(req, r) {
 		return 0
 	}
 	return cached
@@ -128,11 +173,11 @@ type Cost struct{}
 
 // Score implements [Scorer].
 func (Cost) Score(req *Request, replicas []*Replica, scores []float64) {
-	mean, imbalanced := meanOf(replicas), Imbalanced(req, replicas)
+	c, imbalanced := crowdOf(replicas), Imbalanced(req, replicas)
 	for i, r := range replicas {
 		cached := 0.0
 		if !imbalanced {
-			cached = mean.credit(req, r)
+			cached = c.credit(req, r)
 		}
 		scores[i] = (float64(req.PromptTokens)*(1-cached) + float64(req.OutputTokens)) / r.Weight
 	}

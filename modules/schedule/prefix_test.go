@@ -2,8 +2,9 @@ package schedule
 
 import "testing"
 
-func cached(v Gauge) func(*Replica) { return func(r *Replica) { r.Cached = v } }
-func held(v int64) func(*Replica)   { return func(r *Replica) { r.Held = v } }
+func cached(v Gauge) func(*Replica)   { return func(r *Replica) { r.Cached = v } }
+func held(v int64) func(*Replica)     { return func(r *Replica) { r.Held = v } }
+func capacity(v Gauge) func(*Replica) { return func(r *Replica) { r.BatchCapacity = v } }
 
 // prefixed is a request with the default rules, for a prompt of 1,000 bytes of which so many are as
 // in others.
@@ -30,6 +31,9 @@ func TestPrefix(t *testing.T) {
 		{"a replica of four times the weight may have four times as much", 0, each(known(cached(0.9), inflight(80), weight(4)), known(inflight(20))), values(0.9, 0)},
 		{"what all share is worth nothing where there is a crowd", 0.5, each(known(cached(0.5), inflight(12)), known(cached(0.5), inflight(2))), values(0, 0.5)},
 		{"of more than others share it is", 0.5, each(known(cached(0.6), inflight(12)), known(cached(0.5), inflight(2))), values(0.6, 0.5)},
+		{"nor where the batch is full, if another has room", 0.5, each(known(cached(0.5), inflight(8), capacity(8)), known(cached(0.5), inflight(7), capacity(8))), values(0, 0.5)},
+		{"if none has it is", 0.5, each(known(cached(0.5), inflight(9), capacity(8)), known(cached(0.5), inflight(8), capacity(8))), values(0.5, 0.5)},
+		{"one replica is no crowd", 0.5, each(known(cached(0.5), inflight(12), held(9000))), values(0.5)},
 		{"a few are no crowd", 0.5, each(known(cached(0.5), inflight(1)), known(cached(0.5), inflight(0))), values(0.5, 0.5)},
 		{"a cache with much more in it is one", 0.5, each(known(cached(0.5), held(9000)), known(cached(0.5), held(4000))), values(0, 0.5)},
 		{"but for the prompt itself", 0.5, each(known(cached(0.5), held(1500)), known(cached(0.5), held(500))), values(0.5, 0.5)},
@@ -37,6 +41,27 @@ func TestPrefix(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			expect(t, score(Prefix{}, prefixed(c.shared), c.replicas...), c.want...)
+		})
+	}
+}
+
+func TestSpread(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		replicas []*Replica
+		want     []float64
+	}{
+		{"the emptiest cache is best", each(known(cached(0), held(1000)), known(cached(0), held(250)), known(cached(0))), values(0, 0.75, 1)},
+		{"by weight", each(known(cached(0), held(1000), weight(4)), known(cached(0), held(1000))), values(0.75, 0)},
+		{"where nothing is held all are alike", each(known(cached(0)), known(cached(0))), values(0, 0)},
+		{"where nobody keeps count, too", each(known(cached(nan), held(5)), known(cached(nan))), values(0, 0)},
+		{"a queue attracts nothing", each(known(cached(0), held(1000)), known(cached(0), waiting(1))), values(0, 0)},
+		{"nor does one that is busier", each(known(cached(0), held(1000), inflight(2)), known(cached(0), inflight(5))), values(0, 0)},
+		{"a bit is no matter", each(known(cached(0), held(1000), inflight(2)), known(cached(0), inflight(4))), values(0, 1)},
+		{"of unequal load it does not count", each(known(cached(0), held(1000), inflight(40)), known(cached(0))), values(0, 0)},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			expect(t, score(Spread{}, prefixed(0), c.replicas...), c.want...)
 		})
 	}
 }
