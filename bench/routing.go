@@ -43,10 +43,10 @@ type outcome struct {
 
 // Each of the simulated engines.
 const (
-	routingSlots   = 8
+	routingSlots   = 16
 	routingPrefill = 100 * time.Microsecond
 	routingDecode  = 4 * time.Millisecond
-	perReplica     = 4 // clients
+	perReplica     = 6 // clients
 )
 
 // sets are the working sets that are tried, as multiples of all caches together.
@@ -90,7 +90,7 @@ func routeAll(ctx context.Context, binary string, n int, w workload, set float64
 		longest = max(longest, len(p))
 	}
 	// What runs has to fit, whatever the working set.
-	each := max(int(float64(blocks)/set)/n, (longest+8)*routingSlots/2)
+	each := max(int(float64(blocks)/set)/n, (longest+8)*perReplica*3/2)
 	engines, err := startSims(ctx, n, each)
 	defer func() {
 		for _, e := range engines {

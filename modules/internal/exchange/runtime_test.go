@@ -34,7 +34,8 @@ func chat() *pipeline.Profile {
 		Name: "chat",
 		Scorers: []pipeline.WeightedScorer{
 			{Name: "session", Weight: 1, Scorer: schedule.Session{}},
-			{Name: "prefix", Weight: 3, Scorer: schedule.Prefix{}},
+			{Name: "prefix", Weight: 4, Scorer: schedule.Prefix{}},
+			{Name: "spread", Weight: 2, Scorer: schedule.Spread{}},
 			{Name: "queue", Weight: 1, Scorer: schedule.Queue{}},
 			{Name: "kv", Weight: 1, Scorer: schedule.KV{}},
 			{Name: "inflight", Weight: 1, Scorer: schedule.Inflight{}},
