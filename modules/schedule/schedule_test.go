@@ -11,10 +11,10 @@ import (
 // nan is an unknown value, for tables.
 var nan = Unknown
 
-// known returns a replica of weight 1 about which everything is known and
+// known returns a replica of weight 1 about whose load everything is known and
 // nothing is going on.
 func known(change ...func(*Replica)) *Replica {
-	r := &Replica{Weight: 1, DrainRate: Unknown, BatchCapacity: Unknown}
+	r := &Replica{Weight: 1, DrainRate: Unknown, BatchCapacity: Unknown, Cached: Unknown}
 	for _, f := range change {
 		f(r)
 	}

@@ -89,7 +89,8 @@ func (PoolPriority) Score(_ *Request, replicas []*Replica, scores []float64) {
 }
 
 // Session scores 1 for the replica that the request's session hashes to, and 0
-// for all others and for requests without a session.
+// for all others and for requests without a session. Where it is known what the replicas
+// hold of the prompt it scores a third: that says more than a hash does.
 //
 // The hash is rendezvous hashing (Thaler and Ravishankar, 1998): each session
 // ranks all replicas, and a replica that leaves or joins moves only its own
@@ -123,6 +124,9 @@ func (Session) Score(req *Request, replicas []*Replica, scores []float64) {
 	// own; only a SessionLoad below 1, which config refuses, leaves none.
 	if best >= 0 {
 		scores[best] = 1
+		if replicas[best].Cached.Known() {
+			scores[best] = 1.0 / 3
+		}
 	}
 }
 

@@ -49,6 +49,18 @@ func TestSessionScoresOneReplica(t *testing.T) {
 	}
 }
 
+// TestSessionWherePromptsAreRemembered: it counts for less there.
+func TestSessionWherePromptsAreRemembered(t *testing.T) {
+	replicas := idle(3)
+	req := sessionOf(7)
+	want := []float64{0, 0, 0}
+	want[home(req, replicas)] = 1.0 / 3
+	for _, r := range replicas {
+		r.Cached = 0
+	}
+	expect(t, score(Session{}, req, replicas...), want...)
+}
+
 func TestSessionWithoutSession(t *testing.T) {
 	expect(t, score(Session{}, request(), idle(3)...), 0, 0, 0)
 }

@@ -33,7 +33,7 @@ func chat() *pipeline.Profile {
 	return &pipeline.Profile{
 		Name: "chat",
 		Scorers: []pipeline.WeightedScorer{
-			{Name: "session", Weight: 1, Scorer: schedule.Session{}},
+			{Name: "session", Weight: 3, Scorer: schedule.Session{}},
 			{Name: "prefix", Weight: 4, Scorer: schedule.Prefix{}},
 			{Name: "spread", Weight: 2, Scorer: schedule.Spread{}},
 			{Name: "queue", Weight: 1, Scorer: schedule.Queue{}},
