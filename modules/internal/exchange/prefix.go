@@ -77,7 +77,9 @@ func (b *beginning) find(rt *Runtime, m *catalog.Model, p prompt) {
 	b.chain.Tag(m.Name)
 	b.chain.Tag(salt(m, p))
 	p.fields.Prefix(p.body, b.chain.Add)
-	b.known = true
+	if b.known = b.chain.Bytes > 0; !b.known {
+		return
+	}
 	b.keys = b.keys[:0]
 	for _, e := range m.Endpoints {
 		b.keys = append(b.keys, keyOf(e.Replica))
@@ -91,7 +93,7 @@ func (b *beginning) matched(i int) float64 {
 	if b.exact != nil && b.exact[i] >= 0 {
 		return b.exact[i]
 	}
-	return float64(b.held[i].Matched) / float64(max(1, b.chain.Bytes))
+	return float64(b.held[i].Matched) / float64(b.chain.Bytes)
 }
 
 // decided says what became of the wish, for a pick of that index: what is known by text alone where
@@ -114,7 +116,7 @@ func (b *beginning) fill(d *pipeline.Decision, m *catalog.Model, req *schedule.R
 		}
 		return
 	}
-	total := float64(max(1, b.chain.Bytes))
+	total := float64(b.chain.Bytes)
 	req.Prefix = m.Prefix.Rules
 	req.PromptBytes, req.Shared = b.chain.Bytes, float64(b.shared)/total
 	for i := range d.Candidates {
