@@ -69,7 +69,7 @@ bench: build ## the numbers that are promised, as ratios measured in one run
 	go run ./bench
 
 .PHONY: bench-routing
-bench-routing: build ## hit ratio and time to first token of routing policies, beside the bound (20 min)
+bench-routing: build ## hit ratio and time to first token of routing policies, beside the bound (an hour)
 	go run ./bench -routing
 
 .PHONY: soak

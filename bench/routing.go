@@ -53,7 +53,7 @@ const (
 var sets = []float64{0.5, 2, 8}
 
 // routing measures what each policy makes of each workload, and prints a table in Markdown.
-func routing(ctx context.Context, binary, only, fleets string) error {
+func routing(ctx context.Context, binary, only, fleets string) (err error) {
 	var sizes []int
 	for text := range strings.SplitSeq(fleets, ",") {
 		n, err := strconv.Atoi(text)
@@ -69,8 +69,9 @@ func routing(ctx context.Context, binary, only, fleets string) error {
 			if !strings.Contains(w.name, only) {
 				continue
 			}
+			last := 0
 			for _, set := range sets {
-				if err := routeAll(ctx, binary, n, w, set); err != nil {
+				if last, err = routeAll(ctx, binary, n, w, set, last); err != nil {
 					return fmt.Errorf("%d replicas, %s, working set %v: %w", n, w.name, set, err)
 				}
 			}
@@ -79,8 +80,9 @@ func routing(ctx context.Context, binary, only, fleets string) error {
 	return nil
 }
 
-// routeAll measures all policies with one workload on engines of their own.
-func routeAll(ctx context.Context, binary string, n int, w workload, set float64) error {
+// routeAll measures all policies with one workload on engines of their own, whose size in blocks it
+// returns; not again if that is the last one.
+func routeAll(ctx context.Context, binary string, n int, w workload, set float64, last int) (each int, err error) {
 	random := rand.New(rand.NewPCG(uint64(n), uint64(len(w.name))))
 	talks := w.talks(random, n)
 	sequence := order(random, talks)
@@ -90,7 +92,10 @@ func routeAll(ctx context.Context, binary string, n int, w workload, set float64
 		longest = max(longest, len(p))
 	}
 	// What runs has to fit, whatever the working set.
-	each := max(int(float64(blocks)/set)/n, (longest+8)*perReplica*3/2)
+	each = max(int(float64(blocks)/set)/n, (longest+8)*perReplica)
+	if each == last {
+		return each, nil
+	}
 	engines, err := startSims(ctx, n, each)
 	defer func() {
 		for _, e := range engines {
@@ -98,13 +103,13 @@ func routeAll(ctx context.Context, binary string, n int, w workload, set float64
 		}
 	}()
 	if err != nil {
-		return err
+		return each, err
 	}
 	most := bound(prompts, each*n)
 	for _, p := range policies {
 		o, err := routeOne(ctx, binary, p, engines, talks, sequence)
 		if err != nil {
-			return fmt.Errorf("%s: %w", p.name, err)
+			return each, fmt.Errorf("%s: %w", p.name, err)
 		}
 		of := "-"
 		if most > 0.01 {
@@ -113,7 +118,7 @@ func routeAll(ctx context.Context, binary string, n int, w workload, set float64
 		fmt.Printf("| %d | %s | %.1fx | %s | %.3f | %s | %d ms | %d ms | %.2f |\n",
 			n, w.name, float64(blocks)/float64(each*n), p.name, o.hit, of, o.p50.Milliseconds(), o.p99.Milliseconds(), o.imbalance)
 	}
-	return nil
+	return each, nil
 }
 
 // simulated is an engine in this process.

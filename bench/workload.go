@@ -53,9 +53,9 @@ func talksOf(r *rand.Rand, n, groups, system, turns, user int) []talk {
 }
 
 var workloads = []workload{
-	{"multi-turn", func(r *rand.Rand, replicas int) []talk { return talksOf(r, 20*replicas, 20*replicas, 400, 6, 600) }},
+	{"multi-turn", func(r *rand.Rand, replicas int) []talk { return talksOf(r, 30*replicas, 30*replicas, 400, 6, 600) }},
 	{"shared system prompt", func(r *rand.Rand, replicas int) []talk { return talksOf(r, 100*replicas, 2*replicas, 4000, 1, 300) }},
-	{"agentic", func(r *rand.Rand, replicas int) []talk { return talksOf(r, 5*replicas, 2, 4000, 10, 2000) }},
+	{"agentic", func(r *rand.Rand, replicas int) []talk { return talksOf(r, 15*replicas, 2, 4000, 10, 2000) }},
 	{"no reuse", func(r *rand.Rand, replicas int) []talk { return talksOf(r, 80*replicas, 80*replicas, 500, 1, 1500) }},
 	{"one hot prefix", func(r *rand.Rand, replicas int) []talk { return talksOf(r, 100*replicas, 1, 8000, 1, 300) }},
 }
@@ -95,7 +95,7 @@ func trace(talks []talk, sequence []int) (prompts [][]blockName, set int) {
 		turn := next[i]
 		next[i]++
 		shared := len(t.system) / blockBytes
-		size := len(t.system)
+		size := len(t.system) + 32
 		for k := range turn + 1 {
 			size += len(t.turns[k]) + 40
 			if k < turn {
