@@ -39,71 +39,23 @@ type Manager struct {
 	index *Index
 	log   func() *slog.Logger
 
-	mu       sync.Mutex
-	attached []*attachment
-	loops    map[*fleet.Replica]*loop
-	running  sync.WaitGroup
-	ranks    sync.Map // *fleet.Replica -> *[]*Follower
-}
-
-type attachment struct{ targets []Target }
-
-type loop struct {
-	target atomic.Pointer[Target]
-	cancel context.CancelFunc
+	loops *fleet.Loops[Target]
+	ranks sync.Map // *fleet.Replica -> *[]*Follower
 }
 
 // NewManager returns a manager without targets, whose index takes about so many bytes at most. log is
 // called for each message.
 func NewManager(memory int64, log func() *slog.Logger) *Manager {
-	return &Manager{index: NewIndex(memory), log: log, loops: make(map[*fleet.Replica]*loop)}
+	m := &Manager{index: NewIndex(memory), log: log}
+	m.loops = fleet.NewLoops(func(t *Target) *fleet.Replica { return t.Replica }, m.run)
+	return m
 }
 
-// Attach starts following the targets, one per replica, until the returned detach is called. Where
-// several attached sets name one replica, the last attached says how.
-func (m *Manager) Attach(targets []Target) (detach func()) {
-	a := &attachment{targets}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.attached = append(m.attached, a)
-	m.apply()
-	return sync.OnceFunc(func() {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		m.attached = slices.DeleteFunc(m.attached, func(b *attachment) bool { return a == b })
-		m.apply()
-	})
-}
+// Attach starts following the targets, see [fleet.Loops.Attach].
+func (m *Manager) Attach(targets []Target) (detach func()) { return m.loops.Attach(targets) }
 
 // Wait blocks until nothing is followed any more. Call it after the last detach.
-func (m *Manager) Wait() { m.running.Wait() }
-
-// apply brings the loops in line with what is attached. It needs mu.
-func (m *Manager) apply() {
-	want := make(map[*fleet.Replica]*Target)
-	for _, a := range m.attached {
-		for i := range a.targets {
-			want[a.targets[i].Replica] = &a.targets[i]
-		}
-	}
-	for r, l := range m.loops {
-		if want[r] == nil {
-			l.cancel()
-			delete(m.loops, r)
-		}
-	}
-	for r, t := range want {
-		l := m.loops[r]
-		if l == nil {
-			ctx, cancel := context.WithCancel(context.Background())
-			l = &loop{cancel: cancel}
-			l.target.Store(t)
-			m.loops[r] = l
-			m.running.Go(func() { m.run(ctx, l) })
-		}
-		l.target.Store(t)
-	}
-}
+func (m *Manager) Wait() { m.loops.Wait() }
 
 // How often a replica is asked where it publishes, and while that fails.
 const (
@@ -113,8 +65,8 @@ const (
 )
 
 // run follows one replica.
-func (m *Manager) run(ctx context.Context, l *loop) {
-	r := l.target.Load().Replica
+func (m *Manager) run(ctx context.Context, target *atomic.Pointer[Target]) {
+	r := target.Load().Replica
 	log := func() *slog.Logger { return m.log().With("replica", r.ID) }
 	var sources []Source
 	stop := func() {}
@@ -124,7 +76,7 @@ func (m *Manager) run(ctx context.Context, l *loop) {
 		m.ranks.Delete(r)
 	}()
 	for {
-		now, err := l.target.Load().sources(ctx)
+		now, err := target.Load().sources(ctx)
 		pause := askInterval
 		switch {
 		case ctx.Err() != nil:

@@ -137,10 +137,10 @@ func TestAttachConcurrently(t *testing.T) {
 	m.Wait()
 	before := len(e.times("/metrics"))
 	m.mu.Lock()
-	left := len(m.loops) + len(m.attached)
+	left := len(m.onModels)
 	m.mu.Unlock()
 	if left != 0 {
-		t.Errorf("%d loops and attachments are left", left)
+		t.Errorf("%d attachments are left", left)
 	}
 	if after := len(e.times("/metrics")); after != before {
 		t.Error("a loop goes on after Wait")

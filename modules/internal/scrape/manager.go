@@ -59,20 +59,10 @@ type Manager struct {
 	log func() *slog.Logger
 	now func() time.Time
 
+	loops *fleet.Loops[Target]
+
 	mu       sync.Mutex
-	attached []*attachment
-	loops    map[*fleet.Replica]*loop
-	running  sync.WaitGroup
-}
-
-type attachment struct {
-	targets  []Target
-	onModels func()
-}
-
-type loop struct {
-	target atomic.Pointer[Target]
-	cancel context.CancelFunc
+	onModels []*func() // of what is attached
 }
 
 // New returns a manager without targets. log is called for each message. now is
@@ -81,81 +71,53 @@ func New(log func() *slog.Logger, now func() time.Time) *Manager {
 	if now == nil {
 		now = time.Now
 	}
-	return &Manager{log: log, now: now, loops: make(map[*fleet.Replica]*loop)}
+	m := &Manager{log: log, now: now}
+	m.loops = fleet.NewLoops(func(t *Target) *fleet.Replica { return t.Replica }, m.run)
+	return m
 }
 
-// Attach starts asking the targets, one per replica, until the returned detach
-// is called; calling that again does nothing. Where several attached sets name
-// one replica, the last attached says how. onModels is called when the models
+// Attach starts asking the targets, see [fleet.Loops.Attach]. onModels is called when the models
 // that a replica serves have changed: from any goroutine, and still for a
 // change that was on its way when detach was called.
 func (m *Manager) Attach(targets []Target, onModels func()) (detach func()) {
-	a := &attachment{targets: targets, onModels: onModels}
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.attached = append(m.attached, a)
-	m.apply()
-	return sync.OnceFunc(func() {
+	m.onModels = append(m.onModels, &onModels)
+	m.mu.Unlock()
+	stop := m.loops.Attach(targets)
+	return func() {
 		m.mu.Lock()
-		defer m.mu.Unlock()
-		m.attached = slices.DeleteFunc(m.attached, func(b *attachment) bool { return a == b })
-		m.apply()
-	})
+		m.onModels = slices.DeleteFunc(m.onModels, func(f *func()) bool { return f == &onModels })
+		m.mu.Unlock()
+		stop()
+	}
 }
 
 // Wait blocks until no loop runs any more. Call it after the last detach.
-func (m *Manager) Wait() { m.running.Wait() }
-
-// apply brings the loops in line with what is attached. It needs mu.
-func (m *Manager) apply() {
-	want := make(map[*fleet.Replica]*Target)
-	for _, a := range m.attached {
-		for i := range a.targets {
-			want[a.targets[i].Replica] = &a.targets[i]
-		}
-	}
-	for r, l := range m.loops {
-		if want[r] == nil {
-			l.cancel()
-			delete(m.loops, r)
-		}
-	}
-	for r, t := range want {
-		l := m.loops[r]
-		if l == nil {
-			ctx, cancel := context.WithCancel(context.Background())
-			l = &loop{cancel: cancel}
-			l.target.Store(t)
-			m.loops[r] = l
-			m.running.Go(func() { m.run(ctx, l) })
-		}
-		l.target.Store(t)
-	}
-}
+func (m *Manager) Wait() { m.loops.Wait() }
 
 func (m *Manager) modelsChanged() {
 	m.mu.Lock()
-	attached := slices.Clone(m.attached)
+	all := slices.Clone(m.onModels)
 	m.mu.Unlock()
-	for _, a := range attached {
-		a.onModels()
+	for _, f := range all {
+		(*f)()
 	}
 }
 
 // run is the loop of one replica.
-func (m *Manager) run(ctx context.Context, l *loop) {
-	w := &watcher{manager: m, id: l.target.Load().Replica.ID}
+func (m *Manager) run(ctx context.Context, target *atomic.Pointer[Target]) {
+	w := &watcher{manager: m, id: target.Load().Replica.ID}
 	wait := time.NewTimer(0)
 	defer wait.Stop()
 	for {
-		t := l.target.Load()
+		t := target.Load()
 		select {
 		case <-ctx.Done():
 			return
 		case <-t.Replica.Health.Tripped():
 		case <-wait.C:
 		}
-		wait.Reset(w.once(ctx, l.target.Load()))
+		wait.Reset(w.once(ctx, target.Load()))
 	}
 }
 
