@@ -261,7 +261,7 @@ func (x *Exchange) Direct(r *http.Request) bool {
 		rewrite.Priority = lease.EnginePriority()
 	}
 	if x.serving.Prefix.Isolation && x.Route.Work == WorkGenerate {
-		rewrite.CacheSalt = salt(x.serving, prompt{&x.Fields, body, x.owner()})
+		rewrite.CacheSalt = salt(x.serving, x.promptOf(body))
 	}
 	edits := x.Fields.Edits(room[:0], body, rewrite)
 	spliced, err := openai.Splice(body, edits)

@@ -54,9 +54,11 @@ func (x *Exchange) Resolve() error {
 // refuse it since they are full, it waits for its turn again, for no longer than it may in
 // all.
 func (x *Exchange) PickOrWait(ctx context.Context) *catalog.Endpoint {
-	x.tokenize(ctx)
+	b := newBeginning()
+	defer b.free()
+	x.tokenize(ctx, b)
 	for {
-		e, err := x.pick()
+		e, err := x.pick(b)
 		if e != nil {
 			return x.picked(e, nil)
 		}
@@ -75,7 +77,11 @@ func (x *Exchange) PickOrWait(ctx context.Context) *catalog.Endpoint {
 // gives the last replica back and decides among the others. It returns nil if
 // there is none, and the exchange keeps why: [ErrUnavailable], or the cause of
 // the last attempt if there was one.
-func (x *Exchange) Pick() *catalog.Endpoint { return x.picked(x.pick()) }
+func (x *Exchange) Pick() *catalog.Endpoint {
+	b := newBeginning()
+	defer b.free()
+	return x.picked(x.pick(b))
+}
 
 // picked reports a decision.
 func (x *Exchange) picked(e *catalog.Endpoint, err error) *catalog.Endpoint {
@@ -90,7 +96,7 @@ func (x *Exchange) picked(e *catalog.Endpoint, err error) *catalog.Endpoint {
 	return e
 }
 
-func (x *Exchange) pick() (*catalog.Endpoint, error) {
+func (x *Exchange) pick(b *beginning) (*catalog.Endpoint, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.ended {
@@ -110,7 +116,7 @@ func (x *Exchange) pick() (*catalog.Endpoint, error) {
 	retries := x.retries
 	x.retries = false
 	for {
-		e, err := x.pickServing()
+		e, err := x.pickServing(b)
 		if e != nil {
 			return e, nil
 		}
@@ -136,7 +142,7 @@ func (x *Exchange) fallBack() bool {
 
 // pickServing picks among the replicas of the model that serves now. It needs
 // mu.
-func (x *Exchange) pickServing() (*catalog.Endpoint, error) {
+func (x *Exchange) pickServing(b *beginning) (*catalog.Endpoint, error) {
 	m := x.serving
 	if x.tries > m.Reliability.Retries {
 		return nil, x.exhausted(nil)
@@ -146,15 +152,11 @@ func (x *Exchange) pickServing() (*catalog.Endpoint, error) {
 	req := x.rt.request(m, m.Next(), x.session(), x.Fields.PromptBytes, x.outputTokens())
 	profile := x.profile()
 	tokens := cmp.Or(x.lease.Tokens(), int64(req.PromptTokens+req.OutputTokens))
-	b := beginnings.Get().(*beginning)
-	defer beginnings.Put(b)
-	p := x.prompt()
-	if b.find(x.rt, m, p); x.tokensOf == m {
-		b.exactly(x.rt, m, p, x.tokens)
-	}
+	b.read(x.rt, m, x.prompt())
+	b.find(x.rt, x.tokensAs(m))
 	for conflicts := 0; ; conflicts++ {
 		x.rt.snapshot(d, m, &req, x.tried, x.lease, x.sequences())
-		b.fill(d, m, &req)
+		b.fill(d, &req)
 		if !x.pinned(d) && !d.Decide(profile, &req) {
 			x.cache = schedule.CacheNoWorker
 			return nil, x.exhausted(d)
@@ -172,7 +174,7 @@ func (x *Exchange) pickServing() (*catalog.Endpoint, error) {
 		x.slot, x.endpoint, x.last, x.pool = slot, e, e, e.Pool
 		x.slot.Sequences(x.lease.Takes())
 		x.lease.Placed()
-		x.cache, x.matched = b.decided(m, d, &req), d.Candidates[d.Pick].Cached
+		x.cache, x.matched = b.decided(d, &req), d.Candidates[d.Pick].Cached
 		b.went(x.rt, e)
 		if d.Candidates[d.Pick].Adapter != schedule.AdapterNone {
 			e.Replica.UseLoRA(e.Served(m))
@@ -329,8 +331,8 @@ func (rt *Runtime) snapshot(d *pipeline.Decision, m *catalog.Model, req *schedul
 			own = takes
 		}
 		load := e.Replica.Fill(c, req.Now, e.Slots, own)
-		if served := e.Served(m); slices.Contains(e.Replica.Adapters(), served) {
-			c.Adapter = e.Replica.LoRA(served)
+		if name, ok := adapter(m, e); ok {
+			c.Adapter = e.Replica.LoRA(name)
 		}
 		if c.State == schedule.Ready && !e.Replica.TakesMany(req.Now, sequences) {
 			c.State = schedule.Cooling
@@ -356,19 +358,18 @@ func (rt *Runtime) Explain(ctx context.Context, m *catalog.Model, q *Question) p
 	p := rt.profile(cmp.Or(q.Profile, m.Profile))
 	d := pipeline.NewDecision()
 	defer d.Free()
-	b := beginnings.Get().(*beginning)
-	defer beginnings.Put(b)
-	pr := prompt{&q.Fields, q.Body, owner(q.Tenant, q.Tenant)}
-	b.find(rt, m, pr)
-	if tokens, err := rt.promptTokens(ctx, m, pr); err == nil {
-		b.exactly(rt, m, pr, tokens)
-	}
+	b := newBeginning()
+	defer b.free()
+	// Of a key that no header names a tenant for, the tenant is the key's name.
+	b.read(rt, m, prompt{&q.Fields, q.Body, q.Tenant, q.Tenant})
+	tokens, _ := rt.promptTokens(ctx, b) // without any it goes by its text
+	b.find(rt, tokens)
 	req := rt.request(m, m.Upcoming(), cmp.Or(q.Session, q.Fields.User), q.Fields.PromptBytes, OutputTokens(&q.Fields))
 	rt.snapshot(d, m, &req, nil, nil, q.Fields.Sequences(q.Fields.Prompts(true)))
-	b.fill(d, m, &req)
+	b.fill(d, &req)
 	d.Decide(p, &req)
 	e := d.Explain(p)
-	e.Cache, e.Shared = b.decided(m, d, &req), req.Shared
+	e.Cache, e.Shared = b.decided(d, &req), req.Shared
 	return e
 }
 

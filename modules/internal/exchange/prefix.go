@@ -29,12 +29,16 @@ func (x *Exchange) Matched() schedule.Gauge {
 	return x.matched
 }
 
-// beginning is what is known of where a request's prompt is held: scratch space for one pick, in
-// which the chain and what the replicas hold of it are found once.
+// beginning is what is known of where a request's prompt is held: scratch space for the picks of a
+// request until one succeeds, in which the prompt is read once for each model.
 type beginning struct {
-	known  bool
-	exact  []float64 // what events say of each replica, below 0 where that is not known; nil for all
+	of     *catalog.Model // whose prompt it was read as, nil before
+	known  bool           // somebody keeps count, and there is a prompt
+	prompt prompt
+	salt   string
 	chain  prefix.Chain
+
+	exact  []float64 // what events say of each replica, below 0 where that is not known; nil for all
 	keys   []prefix.Key
 	held   []prefix.Held
 	shared int
@@ -42,50 +46,73 @@ type beginning struct {
 
 var beginnings = sync.Pool{New: func() any { return new(beginning) }}
 
-// prompt is what the cached state of a request's prompt depends on.
+func newBeginning() *beginning {
+	b := beginnings.Get().(*beginning)
+	b.of = nil
+	return b
+}
+
+func (b *beginning) free() {
+	b.prompt = prompt{}
+	beginnings.Put(b)
+}
+
+// prompt is what the cached state of a request's prompt depends on. key and tenant, which a header may
+// name, are whose it is: where tenants are separated it shares a cache with theirs alone.
 type prompt struct {
-	fields *openai.Fields
-	body   []byte
-	owner  string
+	fields      *openai.Fields
+	body        []byte
+	key, tenant string
 }
 
 func (x *Exchange) prompt() prompt {
 	if x.Route.Work != WorkGenerate || x.Route.Kind != KindJSON {
 		return prompt{}
 	}
-	return prompt{&x.Fields, x.body, x.owner()}
+	return x.promptOf(x.body)
 }
 
-// owner names whose prompts a request's may share a cache with, where tenants are separated: those of
-// one key and one tenant, which a header may name.
-func (x *Exchange) owner() string {
-	if x.Key == nil {
-		return owner("", x.class.Tenant)
+func (x *Exchange) promptOf(body []byte) prompt {
+	p := prompt{fields: &x.Fields, body: body, tenant: x.class.Tenant}
+	if x.Key != nil {
+		p.key = x.Key.Name
 	}
-	return owner(x.Key.Name, x.class.Tenant)
+	return p
 }
 
-func owner(key, tenant string) string { return key + "\x00" + tenant }
-
-// find looks for who holds the beginning of a prompt, if the model has that on and there is one.
-func (b *beginning) find(rt *Runtime, m *catalog.Model, p prompt) {
-	b.known, b.exact = false, nil
+// read reads the prompt of a request for a model, if that remembers prompts.
+func (b *beginning) read(rt *Runtime, m *catalog.Model, p prompt) {
+	if b.of == m {
+		return
+	}
+	b.of, b.known, b.prompt, b.salt = m, false, p, ""
 	if !m.Prefix.Tree || rt.Prefix == nil || len(p.body) == 0 {
 		return
 	}
+	b.salt = salt(m, p)
 	b.chain.Reset(rt.Prefix.Seed())
 	b.chain.Tag(m.Name)
-	b.chain.Tag(salt(m, p))
+	b.chain.Tag(b.salt)
 	p.fields.Prefix(p.body, b.chain.Add)
-	if b.known = b.chain.Bytes > 0; !b.known {
+	b.known = b.chain.Bytes > 0
+}
+
+// find looks for who holds the beginning of the prompt that was read, of which these are the tokens, if
+// anybody knows.
+func (b *beginning) find(rt *Runtime, tokens []uint32) {
+	b.exact = nil
+	if !b.known {
 		return
 	}
 	b.keys = b.keys[:0]
-	for _, e := range m.Endpoints {
+	for _, e := range b.of.Endpoints {
 		b.keys = append(b.keys, keyOf(e.Replica))
 	}
 	b.held = append(b.held[:0], make([]prefix.Held, len(b.keys))...)
 	b.shared = rt.Prefix.Match(&b.chain, b.keys, b.held)
+	if len(tokens) > 0 {
+		b.exactly(rt, tokens)
+	}
 }
 
 // matched returns the share of the prompt that the replica of that index is taken to hold.
@@ -96,20 +123,18 @@ func (b *beginning) matched(i int) float64 {
 	return float64(b.held[i].Matched) / float64(b.chain.Bytes)
 }
 
-// decided says what became of the wish, for a pick of that index: what is known by text alone where
-// events are to say is stale.
-func (b *beginning) decided(m *catalog.Model, d *pipeline.Decision, req *schedule.Request) schedule.CacheDecision {
-	c := d.Cache(req)
-	if m.Prefix.Events && b.known && d.Pick >= 0 && (b.exact == nil || b.exact[d.Pick] < 0) {
+// decided says what became of the wish: what is known by text alone where events are to say is stale.
+func (b *beginning) decided(d *pipeline.Decision, req *schedule.Request) schedule.CacheDecision {
+	if b.of.Prefix.Events && b.known && d.Pick >= 0 && (b.exact == nil || b.exact[d.Pick] < 0) {
 		return schedule.CacheStale
 	}
-	return c
+	return d.Cache(req)
 }
 
 func keyOf(r *fleet.Replica) prefix.Key { return prefix.Key{Replica: r.Serial, Epoch: r.Epoch()} }
 
 // fill tells a decision what was found.
-func (b *beginning) fill(d *pipeline.Decision, m *catalog.Model, req *schedule.Request) {
+func (b *beginning) fill(d *pipeline.Decision, req *schedule.Request) {
 	if !b.known {
 		for i := range d.Candidates {
 			d.Candidates[i].Cached, d.Candidates[i].Held = schedule.Unknown, 0
@@ -117,7 +142,7 @@ func (b *beginning) fill(d *pipeline.Decision, m *catalog.Model, req *schedule.R
 		return
 	}
 	total := float64(b.chain.Bytes)
-	req.Prefix = m.Prefix.Rules
+	req.Prefix = b.of.Prefix.Rules
 	req.PromptBytes, req.Shared = b.chain.Bytes, float64(b.shared)/total
 	for i := range d.Candidates {
 		d.Candidates[i].Cached, d.Candidates[i].Held = schedule.Gauge(b.matched(i)), b.held[i].Bytes
@@ -153,13 +178,8 @@ func salt(m *catalog.Model, p prompt) string {
 	if !m.Prefix.Isolation {
 		return own
 	}
-	return isolation(p.owner, own)
-}
-
-// isolation is the cache_salt of an owner's requests: no other's is the same, whatever its
-// clients send, and a client that sends one of its own is separate from the rest.
-func isolation(owner, own string) string {
-	h := sha256.New()
-	_, _ = h.Write([]byte("llmgw cache_salt\x00" + owner + "\x00" + own))
-	return hex.EncodeToString(h.Sum(nil)[:16])
+	// No other owner's is the same, whatever its clients send, and a client that sends one of its
+	// own is separate from the rest.
+	h := sha256.Sum256([]byte("llmgw cache_salt\x00" + p.key + "\x00" + p.tenant + "\x00" + own))
+	return hex.EncodeToString(h[:16])
 }

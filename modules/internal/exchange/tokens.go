@@ -13,7 +13,6 @@ import (
 	"github.com/llmgw/llmgw/modules/internal/fleet"
 	"github.com/llmgw/llmgw/modules/internal/kvevents"
 	"github.com/llmgw/llmgw/modules/internal/openai"
-	"github.com/llmgw/llmgw/modules/internal/prefix"
 	"github.com/llmgw/llmgw/modules/schedule"
 )
 
@@ -26,16 +25,16 @@ const promptEnd = 2
 
 // tokenize finds the tokens of the request's prompt, if the model's replicas are known by their events
 // and there is time. Without tokens the prompt is known by its text.
-func (x *Exchange) tokenize(ctx context.Context) {
+func (x *Exchange) tokenize(ctx context.Context, b *beginning) {
 	m := x.Serving()
 	if x.tokenized || m == nil || !slices.Contains(tokenizable, x.Route.Path) {
 		return
 	}
 	x.tokenized = true
 	x.mu.Lock()
-	p := x.prompt()
+	b.read(x.rt, m, x.prompt())
 	x.mu.Unlock()
-	tokens, err := x.rt.promptTokens(ctx, m, p)
+	tokens, err := x.rt.promptTokens(ctx, b)
 	switch {
 	case err == nil && tokens != nil:
 		x.tokens, x.tokensOf = tokens, m
@@ -44,24 +43,28 @@ func (x *Exchange) tokenize(ctx context.Context) {
 	}
 }
 
+// tokensAs returns the tokens of the prompt as a model has them, none if they are not known.
+func (x *Exchange) tokensAs(m *catalog.Model) []uint32 {
+	if x.tokensOf != m {
+		return nil
+	}
+	return x.tokens
+}
+
 // promptTokens returns the tokens of a prompt, or most of them, none if the model's replicas are not
 // known by their events.
-func (rt *Runtime) promptTokens(ctx context.Context, m *catalog.Model, p prompt) ([]uint32, error) {
-	if !m.Prefix.Events || !m.Prefix.Tree || rt.Tokens == nil || rt.Prefix == nil || len(p.body) == 0 {
+func (rt *Runtime) promptTokens(ctx context.Context, b *beginning) ([]uint32, error) {
+	m, p := b.of, b.prompt
+	if !b.known || !m.Prefix.Events || rt.Tokens == nil {
 		return nil, nil
 	}
 	at := rt.tokenizer(m)
 	if at == nil {
 		return nil, nil
 	}
-	var chain prefix.Chain
-	chain.Reset(rt.Prefix.Seed())
-	chain.Tag(m.Name)
-	chain.Tag(salt(m, p))
-	p.fields.Prefix(p.body, chain.Add)
-	text := kvevents.Text{Bytes: chain.Bytes, End: promptEnd, Hash: func(n int) uint64 { return hashTo(p, n) }}
-	for _, b := range chain.Blocks {
-		text.Blocks = append(text.Blocks, b.Hash)
+	text := kvevents.Text{Bytes: b.chain.Bytes, End: promptEnd, Hash: func(n int) uint64 { return hashTo(p, n) }}
+	for _, block := range b.chain.Blocks {
+		text.Blocks = append(text.Blocks, block.Hash)
 	}
 	ctx, cancel := context.WithTimeout(ctx, m.Prefix.TokenBudget)
 	defer cancel()
@@ -118,25 +121,23 @@ func (rt *Runtime) askTokens(ctx context.Context, m *catalog.Model, e *catalog.E
 	return rt.Client(e).Do(req)
 }
 
-// exactly looks for what events say that replicas hold of a prompt with these tokens.
-func (b *beginning) exactly(rt *Runtime, m *catalog.Model, p prompt, tokens []uint32) {
-	if !b.known || len(tokens) == 0 {
-		return
-	}
+// exactly looks for what events say that replicas hold of the prompt, which has these tokens.
+func (b *beginning) exactly(rt *Runtime, tokens []uint32) {
+	m := b.of
 	replicas := make([]*fleet.Replica, len(m.Endpoints))
 	b.exact = make([]float64, len(m.Endpoints))
+	lora := ""
 	for i, e := range m.Endpoints {
 		replicas[i] = e.Replica
-	}
-	rt.KV.Match(&kvevents.Prompt{Tokens: tokens, LoRA: adapter(m), Salt: salt(m, p)}, replicas, b.exact)
-}
-
-// adapter returns the name of the LoRA adapter that a model is to its engines, "" if it is none.
-func adapter(m *catalog.Model) string {
-	for _, e := range m.Endpoints {
-		if served := e.Served(m); slices.Contains(e.Replica.Adapters(), served) {
-			return served
+		if name, ok := adapter(m, e); ok && lora == "" {
+			lora = name
 		}
 	}
-	return ""
+	rt.KV.Match(&kvevents.Prompt{Tokens: tokens, LoRA: lora, Salt: b.salt}, replicas, b.exact)
+}
+
+// adapter returns the name that a model has at an endpoint, if it is a LoRA adapter there.
+func adapter(m *catalog.Model, e *catalog.Endpoint) (name string, ok bool) {
+	name = e.Served(m)
+	return name, slices.Contains(e.Replica.Adapters(), name)
 }

@@ -56,7 +56,7 @@ type Batch struct {
 	Rank int
 }
 
-// maxTokens bounds the block size: beyond it sums could overflow.
+// maxBlockSize bounds the block size: beyond it sums could overflow.
 const maxBlockSize = 1 << 16
 
 // Decoder decodes payloads. It is for one goroutine.
@@ -65,7 +65,8 @@ type Decoder struct {
 	e Event
 }
 
-// Decode calls do for each event of a payload that is of a known type, until there is an error. The
+// Decode calls do for each event of a payload that is of a known type, until there is an error, after
+// which what came of the payload is not to be kept. The
 // payload is one array: time, events, and rank where the engine has some; what follows is ignored.
 // Events are maps with their type under "type", or arrays that begin with it, as in older versions.
 func (d *Decoder) Decode(payload []byte, do func(*Event)) (b Batch, err error) {
@@ -78,21 +79,6 @@ func (d *Decoder) Decode(payload []byte, do func(*Event)) (b Batch, err error) {
 	if k != kindArray || n < 2 {
 		return b, malformed("a batch is not an array of time and events")
 	}
-	// The rank is behind the events, whose appliers must know it: so it is looked for first.
-	start := r.at
-	if err := r.skip(maxDepth); err != nil {
-		return b, err
-	}
-	events := r.at
-	if err := r.skip(maxDepth); err != nil {
-		return b, err
-	}
-	if n > 2 {
-		if k, v, err := r.head(); err == nil && k == kindInt && v < maxRanks {
-			b.Rank = int(v)
-		}
-	}
-	r.at = start
 	switch k, v, err := r.head(); {
 	case err != nil:
 		return b, err
@@ -100,21 +86,29 @@ func (d *Decoder) Decode(payload []byte, do func(*Event)) (b Batch, err error) {
 		b.Time = math.Float64frombits(v)
 	case k == kindInt:
 		b.Time = float64(v)
+	default:
+		if err := r.skipRest(k, v, maxDepth); err != nil {
+			return b, err
+		}
 	}
-	r.at = events
-	k, n, err = r.head()
+	k, events, err := r.head()
 	if err != nil {
 		return b, err
 	}
 	if k != kindArray {
 		return b, malformed("the events are no array")
 	}
-	for range n {
+	for range events {
 		if err := d.event(); err != nil {
 			return b, err
 		}
 		if d.e.Type != 0 {
 			do(&d.e)
+		}
+	}
+	if n > 2 {
+		if k, v, err := r.head(); err == nil && k == kindInt && v < maxRanks {
+			b.Rank = int(v)
 		}
 	}
 	return b, nil

@@ -67,8 +67,6 @@ type View struct {
 	// Orphans is how many blocks were stored whose parent is not known: they are of a time
 	// before the first event, and cannot be found.
 	Orphans int64
-	// Unknown is how many blocks were removed that were not known.
-	Unknown int64
 	dropped bool
 }
 
@@ -174,11 +172,7 @@ func (v *View) store(e *Event) error {
 
 func (v *View) remove(h uint64, at int) {
 	b := v.blocks[h]
-	if b == nil {
-		v.Unknown++
-		return
-	}
-	if b.places[at] == 0 {
+	if b == nil || b.places[at] == 0 { // from before the first event
 		return
 	}
 	before := b.credit()

@@ -43,18 +43,18 @@ func (r *reader) head() (k kind, n uint64, err error) {
 	if err != nil {
 		return 0, 0, err
 	}
-	sized := func(k kind, bytes int) (kind, uint64, error) {
-		n, err := r.uint(bytes)
-		if left := uint64(len(r.b) - r.at); err == nil && (k == kindBytes || k == kindArray || k == kindMap || k == kindExt) && n > left {
-			err = malformed("%d items or bytes are announced, %d are left", n, left)
-		}
-		return k, n, err
-	}
 	fixed := func(k kind, n uint64) (kind, uint64, error) {
 		if left := uint64(len(r.b) - r.at); n > left {
 			return 0, 0, malformed("%d items or bytes are announced, %d are left", n, left)
 		}
 		return k, n, nil
+	}
+	sized := func(k kind, bytes int) (kind, uint64, error) {
+		n, err := r.uint(bytes)
+		if err != nil {
+			return 0, 0, err
+		}
+		return fixed(k, n)
 	}
 	switch {
 	case c <= 0x7f:
@@ -81,9 +81,11 @@ func (r *reader) head() (k kind, n uint64, err error) {
 		n, err := r.uint(4)
 		return kindFloat, math.Float64bits(float64(math.Float32frombits(uint32(n)))), err
 	case 0xcb:
-		return sized(kindFloat, 8)
+		n, err := r.uint(8)
+		return kindFloat, n, err
 	case 0xcc, 0xcd, 0xce, 0xcf:
-		return sized(kindInt, 1<<(c-0xcc))
+		n, err := r.uint(1 << (c - 0xcc))
+		return kindInt, n, err
 	case 0xd0, 0xd1, 0xd2, 0xd3:
 		size := 1 << (c - 0xd0)
 		n, err := r.uint(size)
