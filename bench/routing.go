@@ -9,9 +9,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net"
 	"net/http"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -86,10 +84,10 @@ func routeAll(ctx context.Context, binary string, n int, w workload, set float64
 	random := rand.New(rand.NewPCG(uint64(n), uint64(len(w.name))))
 	talks := w.talks(random, n)
 	sequence := order(random, talks)
-	prompts, blocks := trace(talks, sequence)
+	requests, blocks := trace(talks, sequence)
 	longest := 0
-	for _, p := range prompts {
-		longest = max(longest, len(p))
+	for _, r := range requests {
+		longest = max(longest, len(r.prompt)+len(r.answer))
 	}
 	// What runs has to fit, whatever the working set.
 	each = max(int(float64(blocks)/set)/n, (longest+8)*perReplica)
@@ -97,17 +95,13 @@ func routeAll(ctx context.Context, binary string, n int, w workload, set float64
 		return each, nil
 	}
 	engines, err := startSims(ctx, n, each)
-	defer func() {
-		for _, e := range engines {
-			e.end()
-		}
-	}()
 	if err != nil {
 		return each, err
 	}
-	most := bound(prompts, each*n)
+	defer func() { err = errors.Join(err, engines.end()) }()
+	most := bound(requests, each*n)
 	for _, p := range policies {
-		o, err := routeOne(ctx, binary, p, engines, talks, sequence)
+		o, err := routeOne(ctx, binary, p, engines.addresses, talks, sequence)
 		if err != nil {
 			return each, fmt.Errorf("%s: %w", p.name, err)
 		}
@@ -121,56 +115,46 @@ func routeAll(ctx context.Context, binary string, n int, w workload, set float64
 	return each, nil
 }
 
-// simulated is an engine in this process.
+// simulated are engines in this process.
 type simulated struct {
-	address string
-	engine  *sim.Engine
-	stop    context.CancelFunc
-	ended   chan struct{}
+	addresses []string
+	stop      context.CancelFunc
+	ended     chan error
 }
 
-func (s *simulated) end() {
+func (s *simulated) end() (err error) {
 	s.stop()
-	<-s.ended
+	for range s.addresses {
+		err = errors.Join(err, <-s.ended)
+	}
+	return err
 }
 
-func startSims(ctx context.Context, n, blocks int) (all []*simulated, err error) {
+func startSims(ctx context.Context, n, blocks int) (*simulated, error) {
+	ctx, stop := context.WithCancel(ctx)
+	s := &simulated{stop: stop, ended: make(chan error, n)}
 	for range n {
 		cfg := sim.DefaultConfig()
 		cfg.Models, cfg.KVBlocks, cfg.MaxModelLen = []string{"m"}, blocks, min(16*blocks, 1<<20)
 		cfg.MaxNumSeqs, cfg.MaxBatchedTokens = routingSlots, 4096
 		cfg.PrefillPerToken, cfg.Decode, cfg.DecodePerSeq = routingPrefill, routingDecode, 0
 		cfg.KVEvents, cfg.KVEventsReplay = "tcp://127.0.0.1:0", "tcp://127.0.0.1:0"
-		e, err := sim.New(cfg)
+		address, err := sim.Start(ctx, cfg, "127.0.0.1:0", s.ended)
 		if err != nil {
-			return all, err
+			return nil, errors.Join(err, s.end())
 		}
-		ln, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
-		if err != nil {
-			return all, err
-		}
-		own, stop := context.WithCancel(ctx)
-		s := &simulated{address: ln.Addr().String(), engine: e, stop: stop, ended: make(chan struct{})}
-		go func() {
-			defer close(s.ended)
-			if err := e.Run(own, ln); err != nil {
-				fmt.Fprintln(os.Stderr, "bench: simulator:", err)
-			}
-		}()
-		all = append(all, s)
+		s.addresses = append(s.addresses, address)
 	}
-	return all, nil
+	return s, nil
 }
 
 // routeOne plays the conversations through a gateway with one policy.
-func routeOne(ctx context.Context, binary string, p policy, engines []*simulated, talks []talk, sequence []int) (o outcome, err error) {
+func routeOne(ctx context.Context, binary string, p policy, addresses []string, talks []talk, sequence []int) (o outcome, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var all children
 	defer all.end(cancel)
-	var addresses []string
-	for _, e := range engines {
-		addresses = append(addresses, e.address)
-		if err := reset(ctx, "http://"+e.address+"/sim/reset"); err != nil {
+	for _, a := range addresses {
+		if err := reset(ctx, "http://"+a+"/sim/reset"); err != nil {
 			return o, err
 		}
 	}
@@ -181,9 +165,44 @@ func routeOne(ctx context.Context, binary string, p policy, engines []*simulated
 		return o, err
 	}
 	if p.name == "events" {
-		time.Sleep(2 * time.Second) // connections are made once it has asked where
+		if err := followed(ctx, g.admin, len(addresses)); err != nil {
+			return o, err
+		}
 	}
-	return play(ctx, g.url, len(engines), talks, sequence)
+	return play(ctx, g.url, len(addresses), talks, sequence)
+}
+
+// followed waits until a gateway follows the events of so many replicas.
+func followed(ctx context.Context, admin string, replicas int) error {
+	live := 0
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end) && ctx.Err() == nil; time.Sleep(20 * time.Millisecond) {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, admin+"/llmgw/replicas", nil)
+		if err != nil {
+			return err
+		}
+		res, err := http.DefaultClient.Do(req)
+		if err != nil {
+			return err
+		}
+		var all []struct {
+			KVEvents []struct{ State string } `json:"kv_events"`
+		}
+		err = json.NewDecoder(res.Body).Decode(&all)
+		res.Body.Close()
+		if err != nil {
+			return err
+		}
+		live = 0
+		for _, r := range all {
+			if len(r.KVEvents) == 1 && r.KVEvents[0].State == "live" {
+				live++
+			}
+		}
+		if live == replicas {
+			return nil
+		}
+	}
+	return fmt.Errorf("the events of %d replicas of %d are followed", live, replicas)
 }
 
 // reset makes an engine forget what it has cached.

@@ -4,6 +4,7 @@ import (
 	"container/heap"
 	"math"
 	"math/rand/v2"
+	"slices"
 )
 
 // message is one of a prompt.
@@ -85,9 +86,12 @@ type blockName struct {
 	place int
 }
 
-// trace is the blocks of each prompt, in order, and how many tokens it has: what the bound is computed from,
-// and how large the working set is.
-func trace(talks []talk, sequence []int) (prompts [][]blockName, set int) {
+// asked is the blocks of a prompt, in order, and those of its answer: a cache has both afterwards.
+type asked struct{ prompt, answer []blockName }
+
+// trace is what is asked, in order, and how many blocks there are: what the bound is computed from, and
+// how large the working set is.
+func trace(talks []talk, sequence []int) (all []asked, set int) {
 	next := make([]int, len(talks))
 	seen := make(map[blockName]bool)
 	for _, i := range sequence {
@@ -103,7 +107,7 @@ func trace(talks []talk, sequence []int) (prompts [][]blockName, set int) {
 			}
 		}
 		var blocks []blockName
-		for place := range size / blockBytes {
+		for place := range (size + 4*answerTokens) / blockBytes {
 			b := blockName{t.system, place}
 			if place >= shared {
 				b = blockName{t.turns[0], place}
@@ -114,9 +118,9 @@ func trace(talks []talk, sequence []int) (prompts [][]blockName, set int) {
 				set++
 			}
 		}
-		prompts = append(prompts, blocks)
+		all = append(all, asked{blocks[:size/blockBytes], blocks[size/blockBytes:]})
 	}
-	return prompts, set
+	return all, set
 }
 
 // use is when a block that is cached is used next.
@@ -146,30 +150,34 @@ func (u *uses) Pop() any {
 
 // bound returns the share of all blocks that one cache of so many could have held when they were asked for,
 // if it knew the future: Belady's rule.
-func bound(prompts [][]blockName, capacity int) float64 {
+func bound(requests []asked, capacity int) float64 {
 	at := make(map[blockName][]int)
-	for i, blocks := range prompts {
-		for _, b := range blocks {
+	for i, a := range requests {
+		for _, b := range a.prompt {
 			at[b] = append(at[b], i)
 		}
 	}
 	cached := make(map[blockName]int)
 	var order uses
 	hits, all := 0, 0
-	for _, blocks := range prompts {
-		all += len(blocks)
-		for _, b := range blocks {
+	for i, a := range requests {
+		all += len(a.prompt)
+		for _, b := range a.prompt {
 			if _, ok := cached[b]; !ok {
 				break
 			}
 			hits++
 		}
-		for _, b := range blocks {
+		for _, b := range slices.Concat(a.prompt, a.answer) {
+			later := at[b]
+			for len(later) > 0 && later[0] <= i {
+				later = later[1:]
+			}
+			at[b] = later
 			next := math.MaxInt
-			if later := at[b][1:]; len(later) > 0 {
+			if len(later) > 0 {
 				next = later[0]
 			}
-			at[b] = at[b][1:]
 			cached[b] = next
 			heap.Push(&order, use{next, b.place, b})
 		}

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -19,7 +18,6 @@ import (
 // simulated is an engine of the simulator, which publishes KV events.
 type simulated struct {
 	address string
-	engine  *sim.Engine
 	stop    context.CancelFunc
 	ended   chan error
 }
@@ -31,24 +29,19 @@ func simulate(t *testing.T, address string, blocks int, events, replay string) *
 	cfg.Models, cfg.KVBlocks, cfg.MaxModelLen = []string{"m"}, blocks, 16*blocks
 	cfg.PrefillPerToken, cfg.Decode, cfg.DecodePerSeq = 0, 0, 0
 	cfg.KVEvents, cfg.KVEventsReplay = events, replay
-	e, err := sim.New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ln, err := net.Listen("tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
 	ctx, stop := context.WithCancel(context.Background())
-	s := &simulated{address: ln.Addr().String(), engine: e, stop: stop, ended: make(chan error, 1)}
-	go func() { s.ended <- e.Run(ctx, ln) }()
+	s := &simulated{stop: stop, ended: make(chan error, 1)}
+	var err error
+	if s.address, err = sim.Start(ctx, cfg, address, s.ended); err != nil {
+		stop()
+		t.Fatal(err)
+	}
 	t.Cleanup(s.end)
 	return s
 }
 
 func (s *simulated) end() {
 	s.stop()
-	s.engine.Close()
 	if s.ended != nil {
 		<-s.ended
 		s.ended = nil

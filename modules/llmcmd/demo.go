@@ -40,7 +40,7 @@ func cmdDemo(fs caddycmd.Flags) (int, error) {
 	}
 	ended := make(chan error, n)
 	for range n {
-		address, err := startSim(ctx, sim.DefaultConfig(), "127.0.0.1:0", ended)
+		address, err := sim.Start(ctx, sim.DefaultConfig(), "127.0.0.1:0", ended)
 		if err != nil {
 			return caddy.ExitCodeFailedStartup, err
 		}
@@ -87,23 +87,5 @@ func freeAddress(ctx context.Context) (string, error) {
 		return "", err
 	}
 	defer ln.Close()
-	return ln.Addr().String(), nil
-}
-
-// startSim runs a simulated engine until ctx ends.
-func startSim(ctx context.Context, cfg sim.Config, listen string, ended chan<- error) (address string, err error) {
-	engine, err := sim.New(cfg)
-	if err != nil {
-		return "", err
-	}
-	ln, err := new(net.ListenConfig).Listen(ctx, "tcp", listen)
-	if err != nil {
-		engine.Close()
-		return "", err
-	}
-	go func() {
-		defer engine.Close()
-		ended <- engine.Run(ctx, ln)
-	}()
 	return ln.Addr().String(), nil
 }

@@ -36,7 +36,7 @@ func runSim(cfg sim.Config, listen string) (int, error) {
 	ctx, stop := untilStopped()
 	defer stop()
 	ended := make(chan error, 1)
-	address, err := startSim(ctx, cfg, listen, ended)
+	address, err := sim.Start(ctx, cfg, listen, ended)
 	if err != nil {
 		return caddy.ExitCodeFailedStartup, err
 	}

@@ -18,6 +18,25 @@ var ErrCrashed = errors.New("simulator: crashed, as the crash fault asked")
 // reach their clients.
 const lastWords = time.Second
 
+// Start runs an engine at an address, whose port 0 takes one that is free, until ctx is done. ended
+// gets what [Engine.Run] returns.
+func Start(ctx context.Context, cfg Config, listen string, ended chan<- error) (address string, err error) {
+	e, err := New(cfg)
+	if err != nil {
+		return "", err
+	}
+	ln, err := new(net.ListenConfig).Listen(ctx, "tcp", listen)
+	if err != nil {
+		e.Close()
+		return "", err
+	}
+	go func() {
+		defer e.Close()
+		ended <- e.Run(ctx, ln)
+	}()
+	return ln.Addr().String(), nil
+}
+
 // Run serves on ln until ctx is done, which is its SIGTERM, and closes ln. It
 // returns nil after a stop, [ErrCrashed] after a crash without restart, or what
 // went wrong with the port. Start and restart close the port and open it again
