@@ -14,9 +14,6 @@ type loras struct {
 	used []string
 }
 
-// maxLoRAs bounds how many are remembered, whatever an engine says that it can keep.
-const maxLoRAs = 1024
-
 func (l *loras) use(name string, keep int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -24,7 +21,7 @@ func (l *loras) use(name string, keep int) {
 		l.used = slices.Delete(l.used, i, i+1)
 	}
 	l.used = append(l.used, name)
-	if over := len(l.used) - min(keep, maxLoRAs); over > 0 {
+	if over := len(l.used) - keep; over > 0 {
 		l.used = slices.Delete(l.used, 0, over)
 	}
 }

@@ -37,6 +37,14 @@ func TestLoRA(t *testing.T) {
 	expect("b", schedule.AdapterLoaded)
 	r.UseLoRA("d")
 	expect("b", schedule.AdapterNoRoom)
+	again := func(started schedule.Gauge) {
+		r.SetStats(&Stats{At: time.Now(), Waiting: 0, Running: 1, KVUsage: 0, MaxLoRAs: 3, Started: started})
+	}
+	again(schedule.Unknown)
+	again(1000)
+	expect("a", schedule.AdapterLoaded)
+	again(2000) // another process
+	expect("a", schedule.AdapterRoom)
 	r.Restarted()
 	expect("a", schedule.AdapterUnknown)
 }

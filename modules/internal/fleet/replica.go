@@ -132,6 +132,7 @@ func (r *Replica) SetStats(s *Stats) (reset bool) {
 	last := r.Stats()
 	if s.Started.Known() && last.Started.Known() && s.Started != last.Started {
 		r.epoch.Add(1)
+		r.loras.reset()
 	}
 	reset = s.Prompted < last.Prompted
 	s.own, s.ownTokens = r.inflight.Load()+r.extra.Load(), r.pending.Load()
