@@ -42,7 +42,7 @@ func (x *call) transcriptions() {
 	}
 	cfg := &x.e.cfg
 	q := request{model: x.r.FormValue("model"), n: 1}
-	bad := cfg.resolve(&q, true)
+	bad := x.core.resolve(&q, true)
 	tokens := []uint32{tokenImage}
 	h := xxhash.Sum64(data)
 	for i := range min(int(head.Size)/bytesPerToken, cfg.MaxModelLen/2) {

@@ -38,7 +38,7 @@ func (e *Engine) table() map[string]route {
 	get := func(f func(*call)) route { return route{http.MethodGet: f} }
 	post := func(f func(*call)) route { return route{http.MethodPost: f} }
 	body := func(f func(*call, fields)) route { return post(withFields(f)) }
-	return map[string]route{
+	table := map[string]route{
 		"/health":                   get((*call).health),
 		"/ping":                     {http.MethodGet: (*call).health, http.MethodPost: (*call).health},
 		"/version":                  get((*call).version),
@@ -66,6 +66,10 @@ func (e *Engine) table() map[string]route {
 		"/sim/requests":             get((*call).requests),
 		"/sim/reset":                post((*call).reset),
 	}
+	if e.cfg.LoRAUpdating {
+		table["/v1/load_lora_adapter"], table["/v1/unload_lora_adapter"] = body((*call).loadLoRA), body((*call).unloadLoRA)
+	}
+	return table
 }
 
 // serve answers one HTTP request.

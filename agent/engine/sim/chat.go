@@ -49,7 +49,7 @@ func (x *call) chat(f fields) {
 	prompt := chatPrompt(f, "", true)
 	q, bad := parseRequest(f, "stop", "max_tokens", "max_completion_tokens")
 	if bad == nil {
-		bad = x.e.cfg.resolve(&q, true)
+		bad = x.core.resolve(&q, true)
 	}
 	var j *job
 	if bad == nil {

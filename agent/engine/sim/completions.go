@@ -100,7 +100,7 @@ func (x *call) completions(f fields) {
 	list := prompts(f, "prompt")
 	q, bad := parseRequest(f, "stop", "max_tokens")
 	if bad == nil {
-		bad = x.e.cfg.resolve(&q, true)
+		bad = x.core.resolve(&q, true)
 	}
 	if bad == nil {
 		bad = noEmpty(list)

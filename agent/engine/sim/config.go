@@ -26,6 +26,9 @@ type Config struct {
 	Models []string
 	// LoRAs are adapter names served beside the models; none by default.
 	LoRAs []string
+	// LoRAUpdating lets clients load and unload adapters (vLLM's
+	// VLLM_ALLOW_RUNTIME_LORA_UPDATING).
+	LoRAUpdating bool
 	// MaxLoRAs is how many adapters run at the same time (vLLM's --max-loras).
 	// Default 1.
 	MaxLoRAs int

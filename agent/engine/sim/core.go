@@ -14,6 +14,7 @@ type core struct {
 	cfg      Config
 	start    time.Time
 	ranks    []*rank
+	adapters *adapters
 	done     chan struct{} // closed when the ranks stop
 	stop     sync.Once
 	loops    sync.WaitGroup
@@ -25,7 +26,7 @@ type core struct {
 }
 
 func newCore(cfg Config) (*core, error) {
-	c := &core{cfg: cfg, start: time.Now(), done: make(chan struct{})}
+	c := &core{cfg: cfg, start: time.Now(), adapters: newAdapters(&cfg), done: make(chan struct{})}
 	c.slow(1)
 	for i := range cfg.DataParallel {
 		var events *kvEvents

@@ -13,6 +13,7 @@ import (
 func (c *Config) Flags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&c.Models, "model", c.Models, "served model names; the first one labels the metrics")
 	fs.StringSliceVar(&c.LoRAs, "lora", c.LoRAs, "LoRA adapter names served beside the models")
+	fs.BoolVar(&c.LoRAUpdating, "lora-updating", c.LoRAUpdating, "let clients load and unload adapters at /v1/load_lora_adapter and /v1/unload_lora_adapter")
 	fs.IntVar(&c.MaxLoRAs, "max-loras", c.MaxLoRAs, "adapters that run at the same time")
 	fs.DurationVar(&c.LoRALoad, "lora-load", c.LoRALoad, "time to bring one adapter into a slot")
 	fs.IntVar(&c.MaxNumSeqs, "max-num-seqs", c.MaxNumSeqs, "most sequences running together in one rank")

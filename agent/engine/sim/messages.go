@@ -53,7 +53,7 @@ func (x *call) messages(f fields) {
 	}
 	q.n, q.returnIDs = 1, false
 	if bad == nil {
-		bad = x.e.cfg.resolve(&q, true)
+		bad = x.core.resolve(&q, true)
 	}
 	var j *job
 	if bad == nil {

@@ -222,7 +222,7 @@ func (p *pageWriter) histogram(name, help string, ranks []rankStats, of func(*ra
 
 // loras writes the adapter sets that were seen, each with the time when.
 func (p *pageWriter) loras(cfg *Config, ranks []rankStats) {
-	if len(cfg.LoRAs) == 0 {
+	if !cfg.hasLoRAs() {
 		return
 	}
 	latest := make(map[loraSet]time.Time)

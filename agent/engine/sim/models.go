@@ -53,8 +53,9 @@ func (x *call) models() {
 	for _, name := range cfg.Models {
 		add(name, nil, &cfg.MaxModelLen)
 	}
-	for _, name := range cfg.LoRAs {
-		add(name, &cfg.Models[0], nil)
+	for _, a := range x.core.adapters.all() {
+		add(a.name, &cfg.Models[0], nil)
+		list.Data[len(list.Data)-1].Root = a.path
 	}
 	x.json(http.StatusOK, list)
 }

@@ -49,7 +49,7 @@ func (x *call) pool(f fields, list [][]uint32) (*job, *request) {
 	q := request{model: f.text("model"), salt: f.text("cache_salt"), id: f.text("request_id"), n: 1}
 	bad := f.err()
 	if bad == nil {
-		bad = cfg.resolve(&q, false)
+		bad = x.core.resolve(&q, false)
 	}
 	if bad == nil {
 		bad = noEmpty(list)

@@ -122,7 +122,7 @@ func (r *rank) schedule(now time.Time) time.Duration {
 	if !preempted {
 		loads = r.admit(now, &budget)
 	}
-	if len(r.cfg.LoRAs) > 0 {
+	if r.cfg.hasLoRAs() {
 		r.noteLoRAs(now)
 	}
 	r.events.flush(now)
@@ -256,7 +256,7 @@ func (r *rank) commit(now time.Time) {
 	if ended {
 		r.running = slices.DeleteFunc(r.running, func(s *sequence) bool { return s.state == seqOver })
 	}
-	if ended && len(r.cfg.LoRAs) > 0 {
+	if ended && r.cfg.hasLoRAs() {
 		r.noteLoRAs(now)
 	}
 }

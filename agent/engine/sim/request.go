@@ -92,15 +92,15 @@ func parseRequest(f fields, stopKey string, maxKeys ...string) (q request, bad *
 }
 
 // resolve finds the model of a request, or the adapter that goes by its name.
-func (c *Config) resolve(q *request, generate bool) *apiError {
+func (c *core) resolve(q *request, generate bool) *apiError {
 	switch {
 	case q.model == "":
-		q.model = c.Models[0]
-	case slices.Contains(c.Models, q.model):
-	case slices.Contains(c.LoRAs, q.model):
+		q.model = c.cfg.Models[0]
+	case slices.Contains(c.cfg.Models, q.model):
+	case c.adapters.has(q.model):
 		q.lora = q.model
 	case generate:
-		return unknownModel(q.model, c.Models)
+		return unknownModel(q.model, c.cfg.Models)
 	default:
 		return unknownModel(q.model, nil)
 	}

@@ -94,7 +94,7 @@ func (x *call) responses(f fields) {
 		bad = &apiError{http.StatusNotFound, "NotFoundError", "response_id", "Response with id '" + previous + "' not found."}
 	}
 	if bad == nil {
-		bad = x.e.cfg.resolve(&q, true)
+		bad = x.core.resolve(&q, true)
 	}
 	var j *job
 	if bad == nil {

@@ -53,7 +53,7 @@ func (x *call) known(f fields, generate bool) bool {
 	q := request{model: f.text("model")}
 	bad := f.err()
 	if bad == nil {
-		bad = x.e.cfg.resolve(&q, generate)
+		bad = x.core.resolve(&q, generate)
 	}
 	if bad != nil {
 		x.fail(bad)
