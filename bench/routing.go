@@ -45,6 +45,9 @@ const (
 	routingPrefill = 100 * time.Microsecond
 	routingDecode  = 4 * time.Millisecond
 	perReplica     = 6 // clients
+	// startApart is how long after another each client starts: else what the 99th percentile says is how
+	// all of them begin at once.
+	startApart = 10 * time.Millisecond
 )
 
 // sets are the working sets that are tried, as multiples of all caches together.
@@ -234,8 +237,9 @@ func play(ctx context.Context, url string, replicas int, talks []talk, sequence 
 	work := make(chan int)
 	var wg sync.WaitGroup
 	var faults []error
-	for range perReplica * replicas {
+	for n := range perReplica * replicas {
 		wg.Go(func() {
+			time.Sleep(time.Duration(n) * startApart)
 			for i := range work {
 				busy[i].Lock()
 				history[i] = append(history[i], message{"user", talks[i].turns[said[i]]})
