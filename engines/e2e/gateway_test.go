@@ -81,6 +81,8 @@ func (r *rig) caddyfile() string {
 				served_model tiny
 				kv_events tcp://%s tcp://%s
 			}
+			adapter %s %s
+			adapter %s %s
 		}
 	}
 }
@@ -122,6 +124,7 @@ func (r *rig) caddyfile() string {
 		recordedTiny, host(r.recorders[recordedTiny].url), recordedSmol, host(r.recorders[recordedSmol].url),
 		doomed, host(r.doomedURL), host(r.vllmURL[1]),
 		told, host(r.vllmURL[0]), host(r.vllmURL[1]), reborn, host(r.doomedURL), r.kvProxies[0].address(), r.kvProxies[1].address(),
+		poet, r.adapterFolder(poet), nobody, r.adapterFolder(nobody),
 		r.gatewayURL, r.accessLog, r.keyedURL, testKey, r.bandsURL, r.openURL)
 }
 
@@ -135,6 +138,12 @@ type replica struct {
 	Running *float64 `json:"running"`
 	KVUsage *float64 `json:"kv_usage"`
 	Metrics string   `json:"metrics"`
+
+	Adapters []struct {
+		Name   string `json:"name"`
+		Status string `json:"status"`
+		Reason string `json:"reason"`
+	} `json:"adapters"`
 
 	KVEvents []struct {
 		State  string `json:"state"`

@@ -139,6 +139,13 @@ func TestConfigJSON(t *testing.T) {
 		"tree balance":      {`{"models":[{"name":"m","prefix":{"tree":{"balance_abs":-1}}}]}`, "tree balance -1: must be from 0"},
 		"tree memory":       {`{"prefix":{"tree":{"memory":5}}}`, "tree memory of 5 bytes: must be from 1MiB"},
 		"filter":            {`{"routing":{"chat":{"filters":[{"name":"foo"}]}}}`, `there is no filter "foo"`},
+		"adapter timeout":   {`{"models":[{"name":"m","adapter_timeout":1}]}`, "adapter_timeout 1ns: must be from 1s to 10m0s"},
+		"null adapter":      {`{"models":[{"name":"m","adapters":[null]}]}`, "adapter 1 is null"},
+		"adapter's path":    {`{"models":[{"name":"m","adapters":[{"name":"a"}]}]}`, `adapter "a": the path is empty`},
+		"adapter's name":    {`{"models":[{"name":"m","adapters":[{"path":"/a"}]}]}`, "adapter 1: a model needs a name"},
+		"adapter's engine":  {`{"models":[{"name":"m","adapters":[{"name":"a","path":"/a"}],"endpoints":[{"addresses":["x:1"],"engine":"llamacpp"}]}]}`, `adapter "a": llamacpp loads its adapters when it starts`},
+		"no engine":         {`{"models":[{"name":"m","adapters":[{"name":"a","path":"/a"}]}]}`, "adapters need an endpoint"},
+		"adapter taken":     {`{"models":[{"name":"m","adapters":[{"name":"m","path":"/a"}],"endpoints":[{"addresses":["x:1"]}]}]}`, `the name or alias "m" is taken by model "m"`},
 		"picker":            {`{"routing":{"chat":{"picker":{"name":"foo"}}}}`, `there is no picker "foo"; there are: max_score`},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -22,7 +22,7 @@ func TestDocsMetrics(t *testing.T) {
 		`data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5}}`+"\n\n", "data: [DONE]\n\n"))
 	good.setPage(page(1, 1, 0.5))
 	dead := freePort(t)
-	option := fmt.Sprintf("\t\tmodel m {\n\t\t\tendpoint %s %s\n\t\t}\n\t\tmodel gone {\n\t\t\tendpoint %[1]s\n\t\t}\n\t\tmodel spare {\n\t\t\tfallback m\n\t\t}", dead, good.Address)
+	option := fmt.Sprintf("\t\tmodel m {\n\t\t\tendpoint %s %s\n\t\t\tadapter m-sql /sql\n\t\t}\n\t\tmodel gone {\n\t\t\tendpoint %[1]s\n\t\t}\n\t\tmodel spare {\n\t\t\tfallback m\n\t\t}", dead, good.Address)
 	busy := &slots{finish: make(chan struct{})}
 	option += fmt.Sprintf("\n\t\tmodel busy {\n\t\t\tadmission {\n\t\t\t\ttarget_waiting 0.01\n\t\t\t}\n\t\t\tendpoint %s {\n\t\t\t\tbatch_capacity 1\n\t\t\t}\n\t\t}", newEngine(t, busy.serve).Address)
 	// One whose events are followed, and that has no tokens.
@@ -35,6 +35,7 @@ func TestDocsMetrics(t *testing.T) {
 	if res.StatusCode != http.StatusOK {
 		t.Fatal(text)
 	}
+	g.post(t, "/v1/chat/completions", `{"model":"m-sql"}`)
 	g.post(t, "/v1/chat/completions", `{"model":"gone"}`)
 	g.post(t, "/v1/chat/completions", `{"model":"spare"}`)
 	g.load(t, g.caddyfile(option, site))

@@ -230,9 +230,10 @@ func cancelReaches(t *testing.T, site string) {
 		<-ended
 		eventually(t, "the slot is released", func() bool { return g.replicas(t)[e.Address].Inflight == 0 })
 	}
-	if v, _ := g.metric(t, `llmgw_outcomes_total{model="m",outcome="cancelled"}`); v != 2 {
-		t.Errorf("%v counted as cancelled", v)
-	}
+	eventually(t, "both are counted as cancelled", func() bool {
+		v, _ := g.metric(t, `llmgw_outcomes_total{model="m",outcome="cancelled"}`)
+		return v == 2
+	})
 }
 
 // TestS15_EnginesCloseIdleConnections without a word.

@@ -43,8 +43,32 @@ type ReplicaStatus struct {
 	Missing      []string `json:"metrics_missing,omitempty"`
 	AgeSeconds   *float64 `json:"metrics_age_seconds"`
 
+	// Adapters are the LoRA adapters that it lists, was asked to load, or could not load.
+	Adapters []AdapterStatus `json:"adapters,omitempty"`
+
 	// KVEvents says how far its KV cache is known by its events, by data-parallel rank.
 	KVEvents []KVStatus `json:"kv_events,omitempty"`
+}
+
+// AdapterStatus is how far a replica is with a LoRA adapter: ready, which is the engine's own word,
+// loading, or failed.
+type AdapterStatus struct {
+	Name   string  `json:"name"`
+	Status string  `json:"status"`
+	Reason string  `json:"reason,omitempty"`
+	Since  *string `json:"since,omitempty"`
+}
+
+func adapterStatuses(r *fleet.Replica) (all []AdapterStatus) {
+	for _, a := range r.AdapterStatuses() {
+		s := AdapterStatus{Name: a.Name, Status: string(a.State), Reason: a.Reason}
+		if !a.Since.IsZero() {
+			text := a.Since.UTC().Format(time.RFC3339)
+			s.Since = &text
+		}
+		all = append(all, s)
+	}
+	return all
 }
 
 // ListReplicas returns all replicas, sorted by ID.
@@ -68,6 +92,7 @@ func (a *App) replicaStatus(r *fleet.Replica) ReplicaStatus {
 		Waiting: number(c.Waiting), Running: number(c.Running), KVUsage: number(c.KVUsage),
 		BatchCapacity: number(c.BatchCapacity), DrainRate: number(c.DrainRate),
 		Models: []string{}, Pools: []string{}, Metrics: "unknown", KVEvents: a.kvStatus(r),
+		Adapters: adapterStatuses(r),
 	}
 	reason, since := r.Health.Reason()
 	if reason == "" {

@@ -84,7 +84,12 @@ func (a *App) build(ctx caddy.Context) error {
 			faults = append(faults, fmt.Errorf("model %q: %w", m.Name, err))
 			continue
 		}
-		models = append(models, built)
+		adapters, err := m.buildAdapters(built)
+		if err != nil {
+			faults = append(faults, fmt.Errorf("model %q: %w", m.Name, err))
+			continue
+		}
+		models = append(append(models, built), adapters...)
 	}
 	var learning []*catalog.Endpoint
 	for i, e := range a.Endpoints {
@@ -113,7 +118,8 @@ func (a *App) build(ctx caddy.Context) error {
 		Catalog: c, Profiles: profiles, DefaultProfile: a.DefaultProfile,
 		Retry: a.shared.retry, Budget: a.shared.budget, Gate: a.shared.gate, Prefix: a.shared.index(a.treeMemory()),
 		KV: a.shared.kv, Tokens: a.shared.tokens, Client: a.endpointClient, NoTokens: a.noTokens,
-		Hold: a.hold, Release: a.letGo,
+		LoadAdapter: a.loadAdapter,
+		Hold:        a.hold, Release: a.letGo,
 		Ended: a.shared.metrics.ended, Picked: a.shared.metrics.picked,
 		Now: now,
 	}

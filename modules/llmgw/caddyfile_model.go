@@ -31,6 +31,14 @@ func (a *App) parseModel(d *caddyfile.Dispenser) error {
 			err = parseReliability(d, &m.Reliability)
 		case "admission":
 			err = parseAdmission(d, &m.Admission)
+		case "adapter":
+			a := new(Adapter)
+			if !d.AllArgs(&a.Name, &a.Path) {
+				return d.ArgErr()
+			}
+			m.Adapters = append(m.Adapters, a)
+		case "adapter_timeout":
+			err = durationArg(d, minAdapterTimeout, &m.AdapterTimeout)
 		case "endpoint":
 			err = parseEndpoint(d, &m.Endpoints)
 		default:

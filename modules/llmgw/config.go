@@ -30,8 +30,24 @@ type Model struct {
 	// Overrides the app's admission settings for this model.
 	Admission *Admission `json:"admission,omitempty"`
 
+	// LoRA adapters of the model, each a model of its own name with the settings and the
+	// replicas of this one. An engine that lacks one is asked to load it.
+	Adapters []*Adapter `json:"adapters,omitempty"`
+
+	// How long loading an adapter may take, from 1s to 10m. Default: 1m
+	AdapterTimeout caddy.Duration `json:"adapter_timeout,omitempty"`
+
 	// The replicas that serve it.
 	Endpoints []*Endpoint `json:"endpoints,omitempty"`
+}
+
+// Adapter is a LoRA adapter.
+type Adapter struct {
+	// The name that clients ask for, and that engines get to know it by.
+	Name string `json:"name"`
+
+	// Where the engines find it: a directory, or what else they take for a path.
+	Path string `json:"path"`
 }
 
 // Endpoint is one or several replicas with the same settings.

@@ -174,8 +174,7 @@ func (t *transports) client(s catalog.TLS) (*http.Client, error) {
 	c := scrape.NewClient(&http.Transport{
 		TLSClientConfig: config,
 		// Engines close idle connections after 5 s; a scrape comes each second.
-		IdleConnTimeout: 4 * time.Second, MaxIdleConnsPerHost: 1,
-		ResponseHeaderTimeout: 2 * time.Second, DisableCompression: true,
+		IdleConnTimeout: 4 * time.Second, MaxIdleConnsPerHost: 1, DisableCompression: true,
 	})
 	if t.clients == nil {
 		t.clients = make(map[catalog.TLS]*http.Client)

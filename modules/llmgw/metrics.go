@@ -36,6 +36,7 @@ type metrics struct {
 	decisions *prometheus.CounterVec
 	matched   *prometheus.HistogramVec
 	noTokens  *prometheus.CounterVec
+	adapters  *prometheus.CounterVec
 	live      *liveCollector
 
 	models sync.Map // model name -> *modelMetrics
@@ -99,13 +100,14 @@ func newMetrics(f *fleet.Fleet, budget *exchange.Budget, gate *admit.Gate) *metr
 			Help: "The share of the prompt that the chosen replica was taken to hold.",
 		}, []string{"model"}),
 		noTokens: counter("no_tokens_total", "Requests that went by the text of their prompt, since its tokens were not to be had in time.", "model"),
+		adapters: counter("adapter_loads_total", "LoRA adapters that replicas were asked to load, by outcome: ok or error.", "model", "outcome"),
 		live:     newLiveCollector(f, gate),
 	}
 }
 
 func (m *metrics) collectors() []prometheus.Collector {
 	return []prometheus.Collector{
-		m.requests, m.outcomes, m.duration, m.ttft, m.tpot, m.tokens, m.overhead, m.failures, m.retries, m.fallbacks, m.bodies, m.waits, m.rejected, m.decisions, m.matched, m.noTokens, m.live,
+		m.requests, m.outcomes, m.duration, m.ttft, m.tpot, m.tokens, m.overhead, m.failures, m.retries, m.fallbacks, m.bodies, m.waits, m.rejected, m.decisions, m.matched, m.noTokens, m.adapters, m.live,
 	}
 }
 

@@ -13,6 +13,7 @@ func init() {
 	for name, s := range map[string]schedule.Scorer{
 		"queue": schedule.Queue{}, "kv": schedule.KV{}, "load": schedule.Load{},
 		"pending": schedule.Pending{}, "inflight": schedule.Inflight{},
+		"ttft":    schedule.TTFT{},
 		"session": schedule.Session{}, "pool-priority": schedule.PoolPriority{},
 		"prefix": schedule.Prefix{}, "spread": schedule.Spread{}, "cost": schedule.Cost{}, "lora": schedule.LoRA{},
 	} {

@@ -27,9 +27,9 @@ var shippedProfiles = map[string]struct {
 	scorers []weighted
 	picker  string
 }{
-	"chat":         {[]weighted{{"prefix", 4}, {"spread", 2}, {"session", 3}, {"lora", 2}, {"queue", 1}, {"kv", 1}, {"inflight", 1}}, `{"name":"p2c"}`},
+	"chat":         {[]weighted{{"prefix", 4}, {"ttft", 2}, {"spread", 2}, {"session", 3}, {"lora", 2}, {"queue", 1}, {"kv", 1}, {"inflight", 1}}, `{"name":"p2c"}`},
 	"batch":        {[]weighted{{"queue", 3}, {"kv", 1}, {"load", 1}, {"lora", 2}, {"prefix", 0.5}, {"session", 0.5}, {"inflight", 1}}, `{"name":"max_score"}`},
-	"long-context": {[]weighted{{"kv", 3}, {"prefix", 2}, {"spread", 1}, {"session", 2}, {"lora", 1}, {"queue", 1}, {"pending", 1}, {"inflight", 1}}, `{"name":"softmax","temperature":0.2}`},
+	"long-context": {[]weighted{{"kv", 3}, {"prefix", 2}, {"ttft", 2}, {"spread", 1}, {"session", 2}, {"lora", 1}, {"queue", 1}, {"pending", 1}, {"inflight", 1}}, `{"name":"softmax","temperature":0.2}`},
 	"debug":        {nil, `{"name":"round_robin"}`},
 }
 

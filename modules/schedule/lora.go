@@ -9,6 +9,22 @@ package schedule
 // all score 0.
 type LoRA struct{}
 
+// bringSlack is how many requests more than others a replica may have before its adapter is brought to
+// another one: fewer are done before that is.
+const bringSlack = 4
+
+// Crowded reports whether all of the replicas that have the request's adapter are so busy that it is
+// worth bringing it to another.
+func Crowded(replicas []*Replica) bool {
+	c := crowdOf(replicas)
+	for _, r := range replicas {
+		if !r.Absent && !c.busy(r, bringSlack) && !(full(r) && c.room) {
+			return false
+		}
+	}
+	return true
+}
+
 // Score implements [Scorer].
 func (LoRA) Score(req *Request, replicas []*Replica, scores []float64) {
 	c, imbalanced := crowdOf(replicas), Imbalanced(req, replicas)

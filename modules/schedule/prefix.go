@@ -61,7 +61,7 @@ func (Spread) Score(req *Request, replicas []*Replica, scores []float64) {
 		most = max(most, float64(r.Held)/r.Weight)
 	}
 	for i, r := range replicas {
-		if most > 0 && r.Cached.Known() && !(r.Waiting >= 1) && c.inflight(r) <= busy*c.others(r)+1 {
+		if most > 0 && r.Cached.Known() && !(r.Waiting >= 1) && !c.busy(r, 1) {
 			scores[i] = 1 - float64(r.Held)/r.Weight/most
 		}
 	}
@@ -102,6 +102,9 @@ const (
 	crowdedInflight = 3
 	crowdedHeld     = 1.1
 )
+
+// busy reports whether a replica has more to do than others, by more than so many requests.
+func (c crowd) busy(r *Replica, slack float64) bool { return c.inflight(r) > busy*c.others(r)+slack }
 
 // overloaded reports whether a replica has much more to do than others.
 func (c crowd) overloaded(r *Replica) bool {

@@ -148,9 +148,14 @@ type Replica struct {
 	// PendingTokens are the uncached prompt tokens and expected output tokens
 	// of these requests.
 	PendingTokens int64
+	// PrefillTokens are the uncached prompt tokens of those whose answers have not begun: as much
+	// as that the engine has to compute before it can begin with another.
+	PrefillTokens int64
 
-	// Adapter says how it stands to the adapter that the request is for.
+	// Adapter says how it stands to the adapter that the request is for. Absent says that the
+	// adapter would have to be brought to it first. Those that have it are preferred before scoring.
 	Adapter Adapter
+	Absent  bool
 	// Cached is the share of the request's prompt that its KV cache is taken to hold, from 0
 	// to 1; Unknown where nobody keeps count.
 	Cached Gauge

@@ -58,6 +58,30 @@ func (Pending) Score(_ *Request, replicas []*Replica, scores []float64) {
 	normalize(scores)
 }
 
+// TTFT scores 1 - norm(prompt tokens to compute before the request's first token): its own that are
+// not cached, and those of llmgw's requests there whose answers have not begun. What has begun
+// costs little of a first token, and what has much to read costs much, however few that are: so
+// requests come one by one where they would else go in crowds to whoever has just become idle.
+//
+// Where nobody knows what is cached, a session says more of that than a guess: then all score 0 for a
+// request that has one.
+type TTFT struct{}
+
+// Score implements [Scorer].
+func (TTFT) Score(req *Request, replicas []*Replica, scores []float64) {
+	known := false
+	for i, r := range replicas {
+		own := float64(req.PromptTokens) * (1 - r.Cached.Or(0))
+		scores[i] = (float64(r.PrefillTokens) + own) / r.Weight
+		known = known || r.Cached.Known()
+	}
+	if req.HasSession && !known {
+		clear(scores)
+		return
+	}
+	normalize(scores)
+}
+
 // Inflight scores 1 - norm(own in-flight): it is exact where scraped values
 // lag, and so repairs them.
 type Inflight struct{}

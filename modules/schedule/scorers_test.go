@@ -48,6 +48,7 @@ func drains(v Gauge) func(*Replica)   { return func(r *Replica) { r.DrainRate = 
 func weight(v float64) func(*Replica) { return func(r *Replica) { r.Weight = v } }
 func inflight(v int) func(*Replica)   { return func(r *Replica) { r.Inflight = v } }
 func pending(v int64) func(*Replica)  { return func(r *Replica) { r.PendingTokens = v } }
+func prefill(v int64) func(*Replica)  { return func(r *Replica) { r.PrefillTokens = v } }
 func priority(v int) func(*Replica)   { return func(r *Replica) { r.Priority = v } }
 func hash(v uint64) func(*Replica)    { return func(r *Replica) { r.Hash = v } }
 func each(rs ...*Replica) []*Replica  { return rs }

@@ -52,6 +52,9 @@ type Endpoint struct {
 	Metrics map[string]string
 	// TLS applies to https URLs.
 	TLS TLS
+	// LoadFrom is where the engine finds the LoRA adapter that the model is, and loads it when it
+	// is asked to; "" if the model is none, or is there from the engine's start.
+	LoadFrom string
 	// KVEvents and KVReplay are where it publishes events of its KV cache, and sends past ones;
 	// "" lets the gateway ask it.
 	KVEvents, KVReplay string
@@ -135,6 +138,8 @@ type Model struct {
 	Admission Admission
 	// Reliability is what happens when a replica fails.
 	Reliability Reliability
+	// AdapterTimeout bounds the loading of the adapter that it is.
+	AdapterTimeout time.Duration
 	// Endpoints serve it.
 	Endpoints []*Endpoint
 

@@ -59,6 +59,9 @@ type Exchange struct {
 	header http.Header
 	failed bool // no replica was left
 	resent bool // after a connection broke without an answer
+	// reloaded says that a replica had lost the adapter that the request is for, which happens once;
+	// reloading that the next pick may choose that replica again.
+	reloaded, reloading bool
 
 	// tokens are those of the prompt, or of most of it, for the model tokensOf; tokenized says
 	// that they were asked for.

@@ -17,7 +17,7 @@ import (
 // loaded, no replica gets much more than its share, and a hot one is on several.
 func TestSixtyAdapters(t *testing.T) {
 	const adapters, replicas, slots, requests = 60, 8, 8, 6000
-	run := func(affinity bool) (loads int, most float64, hot int) {
+	run := func(affinity, onDemand bool) (loads, brought int, most float64, hot int) {
 		w := newWorld(t)
 		var models []*catalog.Model
 		var names []string
@@ -27,11 +27,21 @@ func TestSixtyAdapters(t *testing.T) {
 		var endpoints []*catalog.Endpoint
 		for i := range replicas {
 			e := w.endpoint(t, fmt.Sprintf("gpu%d:8000", i))
-			e.Replica.SetAdapters(names)
+			if !onDemand {
+				e.Replica.SetAdapters(names)
+			}
 			e.Replica.SetStats(&fleet.Stats{At: time.Now().Add(time.Hour), Waiting: 0, Running: 0, KVUsage: 0, MaxLoRAs: slots})
 			endpoints = append(endpoints, e)
 		}
 		for _, name := range names {
+			endpoints := slices.Clone(endpoints)
+			for i, e := range endpoints {
+				at := *e
+				if onDemand {
+					at.LoadFrom = "/loras/" + name
+				}
+				endpoints[i] = &at
+			}
 			models = append(models, &catalog.Model{Name: name, TargetWaiting: 4, KVCeiling: 0.9, Endpoints: endpoints, Prefix: catalog.Prefix{Rules: schedule.PrefixRules{BalanceAbs: 16, BalanceRel: 1.5}}})
 		}
 		w.serve(t, nil, models...)
@@ -47,7 +57,12 @@ func TestSixtyAdapters(t *testing.T) {
 		for range requests {
 			i := int(float64(adapters) * random.Float64() * random.Float64() * random.Float64()) // the first are hot
 			x := w.ask(t, fmt.Sprintf(`{"model":%q,"messages":[]}`, names[i]))
-			at := mustPick(t, x).Replica.ID
+			r := mustPick(t, x).Replica
+			if !r.HasAdapter(names[i]) {
+				brought++
+				r.SetAdapters(append(slices.Clone(r.Adapters()), names[i]))
+			}
+			at := r.ID
 			served[at]++
 			if i == 0 {
 				where[at] = true
@@ -75,12 +90,17 @@ func TestSixtyAdapters(t *testing.T) {
 		for _, n := range served {
 			most = max(most, float64(n)*replicas/requests)
 		}
-		return loads, most, len(where)
+		return loads, brought, most, len(where)
 	}
-	without, _, _ := run(false)
-	with, most, hot := run(true)
+	without, _, _, _ := run(false, false)
+	with, _, most, hot := run(true, false)
 	if with > without/4 || most > 1.5 || hot < 2 {
 		t.Errorf("%d loads of %d requests, %d without affinity; the busiest has %.2f of its share; the hottest is on %d", with, requests, without, most, hot)
 	}
 	t.Logf("%d loads, %d without affinity; the busiest has %.2f of its share; the hottest is on %d", with, without, most, hot)
+	with, brought, most, hot := run(true, true)
+	if with > without/4 || brought > 2*adapters || most > 1.5 || hot < 2 {
+		t.Errorf("on demand: %d loads into slots, %d into engines; the busiest has %.2f of its share; the hottest is on %d", with, brought, most, hot)
+	}
+	t.Logf("on demand: %d loads into slots, %d into engines; the busiest has %.2f of its share; the hottest is on %d", with, brought, most, hot)
 }

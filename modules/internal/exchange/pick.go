@@ -106,7 +106,10 @@ func (x *Exchange) pick(b *beginning) (*catalog.Endpoint, error) {
 		return nil, x.err // Caddy's proxy asks again and again
 	}
 	if x.endpoint != nil {
-		x.tried = append(x.tried, x.endpoint.Replica)
+		if !x.reloading {
+			x.tried = append(x.tried, x.endpoint.Replica)
+		}
+		x.reloading = false
 		x.slot.Release()
 		x.endpoint = nil
 	}
@@ -127,17 +130,6 @@ func (x *Exchange) pick(b *beginning) (*catalog.Endpoint, error) {
 			return nil, err
 		}
 	}
-}
-
-// fallBack makes the next fallback serve, and returns whether there is one. It needs mu.
-func (x *Exchange) fallBack() bool {
-	m := x.fallback()
-	if m == nil {
-		return false
-	}
-	x.serving, x.tries = m, 0
-	x.passed++
-	return true
 }
 
 // pickServing picks among the replicas of the model that serves now. It needs
@@ -166,13 +158,17 @@ func (x *Exchange) pickServing(b *beginning) (*catalog.Endpoint, error) {
 		if conflicts == maxConflicts {
 			seen = -1
 		}
-		slot, ok := e.Replica.Take(seen, tokens-int64(b.cached(d.Pick, req.PromptTokens)))
+		// What it shares with others, and is cached, takes no memory of its own.
+		cached := int64(b.cached(d.Pick, req.PromptTokens))
+		common := min(cached, int64(req.Shared*float64(req.PromptTokens)))
+		slot, ok := e.Replica.Take(seen, tokens-common)
 		if !ok {
 			req.Random = rand.Uint64()
 			continue
 		}
 		x.slot, x.endpoint, x.last, x.pool = slot, e, e, e.Pool
 		x.slot.Sequences(x.lease.Takes())
+		x.slot.Prompt(int64(req.PromptTokens)-cached, cached-common)
 		x.lease.Placed()
 		x.cache, x.matched = b.decided(d, &req), d.Candidates[d.Pick].Cached
 		b.went(x.rt, e)
@@ -184,36 +180,6 @@ func (x *Exchange) pickServing(b *beginning) (*catalog.Endpoint, error) {
 		x.err = nil
 		return e, nil
 	}
-}
-
-// fallback returns the next fallback of the model that was asked for which
-// exists and the client's key may use, or nil. It needs mu.
-func (x *Exchange) fallback() *catalog.Model {
-	for ; x.passed < len(x.Model.Fallbacks); x.passed++ {
-		if m := x.permitted(x.Model.Fallbacks[x.passed]); m != nil {
-			return m
-		}
-	}
-	return nil
-}
-
-// fallbacks returns all that are left. It needs mu.
-func (x *Exchange) fallbacks() (all []*catalog.Model) {
-	for _, name := range x.Model.Fallbacks[x.passed:] {
-		if m := x.permitted(name); m != nil {
-			all = append(all, m)
-		}
-	}
-	return all
-}
-
-// permitted returns a model if it exists and the client's key may use it, or nil.
-func (x *Exchange) permitted(name string) *catalog.Model {
-	m := x.rt.Catalog.Resolve(name)
-	if m == nil || !x.Key.MayUse(append([]string{m.Name}, m.Aliases...)...) {
-		return nil
-	}
-	return m
 }
 
 // maxConflicts is how often a decision is made anew because other requests came
@@ -331,8 +297,12 @@ func (rt *Runtime) snapshot(d *pipeline.Decision, m *catalog.Model, req *schedul
 			own = takes
 		}
 		load := e.Replica.Fill(c, req.Now, e.Slots, own)
-		if name, ok := adapter(m, e); ok {
-			c.Adapter = e.Replica.LoRA(name)
+		c.Absent = false
+		if name, absent, ok := adapter(m, e); ok {
+			c.Adapter, c.Absent = e.Replica.LoRA(name), absent
+			if c.State == schedule.Ready && absent && !e.Replica.MayLoad(name) {
+				c.State = schedule.Cooling
+			}
 		}
 		if c.State == schedule.Ready && !e.Replica.TakesMany(req.Now, sequences) {
 			c.State = schedule.Cooling

@@ -59,7 +59,12 @@ func TestRefusedByAFullReplica(t *testing.T) {
 					t.Fatal(err)
 				}
 				mustPick(t, first)
-				ended := time.AfterFunc(running, first.End)
+				var engine sync.Mutex // runs one, and refuses others
+				engine.Lock()
+				ended := time.AfterFunc(running, func() {
+					engine.Unlock()
+					first.End()
+				})
 				begin := time.Now()
 				var all []*Exchange
 				var wg sync.WaitGroup
@@ -71,8 +76,9 @@ func TestRefusedByAFullReplica(t *testing.T) {
 							return
 						}
 						for e := x.PickOrWait(t.Context()); e != nil; e = x.PickOrWait(t.Context()) {
-							if e.Replica.Inflight() == 1 {
+							if engine.TryLock() {
 								time.Sleep(time.Second)
+								engine.Unlock()
 								x.Succeeded()
 								break
 							}

@@ -129,15 +129,9 @@ func (b *beginning) exactly(rt *Runtime, tokens []uint32) {
 	lora := ""
 	for i, e := range m.Endpoints {
 		replicas[i] = e.Replica
-		if name, ok := adapter(m, e); ok && lora == "" {
+		if name, _, ok := adapter(m, e); ok && lora == "" {
 			lora = name
 		}
 	}
 	rt.KV.Match(&kvevents.Prompt{Tokens: tokens, LoRA: lora, Salt: b.salt}, replicas, b.exact)
-}
-
-// adapter returns the name that a model has at an endpoint, if it is a LoRA adapter there.
-func adapter(m *catalog.Model, e *catalog.Endpoint) (name string, ok bool) {
-	name = e.Served(m)
-	return name, slices.Contains(e.Replica.Adapters(), name)
 }

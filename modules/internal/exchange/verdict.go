@@ -94,6 +94,11 @@ func (x *Exchange) Refusal(e *openai.Error) (retry bool) {
 			x.Fail(e)
 			return true
 		}
+	case x.adapterLost(e):
+		if x.MayRetry() {
+			x.Fail(e)
+			return true
+		}
 	case engineDied(e):
 		x.ReplicaFailed("the engine died")
 		if x.MayResend() {

@@ -107,6 +107,10 @@ func (r *Replica) Load(now time.Time, slots int) Load {
 		}
 		if s.Running.Known() && (s.queues() || slots == 0 && waiting > 0) {
 			l.limit = schedule.Gauge(running)
+			if s.KVUsage <= kvFull {
+				// What waits has its turn when others' prompts have been read: it can run what it has run.
+				l.limit = max(l.limit, schedule.Gauge(r.ran.Load()))
+			}
 		}
 		if n := float64(s.BlockSize) * float64(s.Blocks); n > 0 && s.KVUsage.Known() {
 			l.Tokens = schedule.Gauge(n)

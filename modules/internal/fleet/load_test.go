@@ -142,6 +142,28 @@ func TestWhatWaitsIsSeen(t *testing.T) {
 	}
 }
 
+// TestPromptsThatAreReadTakeNoSlots: what waits while an engine reads others' prompts, step by step,
+// waits neither for a slot nor for memory: it runs as many as it ran before.
+func TestPromptsThatAreReadTakeNoSlots(t *testing.T) {
+	c := newClock()
+	r := hold(t, c)
+	for _, step := range []struct {
+		waiting, running, usage, queued, free schedule.Gauge
+	}{
+		{0, 30, 0.5, 0, 226},
+		{4, 5, 0.3, 0, 21},                   // it has run 30
+		{4, 5, 0.95, 4, 0},                   // memory is what it lacks
+		{4, 5, schedule.Unknown, 4, 0},       // or may be
+		{6, 40, 0.5, 6, 0},                   // as many as never before
+		{0, 5, 0.95, 0, schedule.Gauge(251)}, // nothing waits
+	} {
+		r.SetStats(&Stats{At: c.now(), Waiting: step.waiting, Running: step.running, KVUsage: step.usage})
+		if l := r.Load(c.now(), 256); l.Queued != float64(step.queued) || l.Free != step.free {
+			t.Errorf("%+v: %v queued, %v free", step, l.Queued, l.Free)
+		}
+	}
+}
+
 // TestCapacityIsNotLearntFromSlowReaders: answers that clients have still to take are no
 // longer run.
 func TestCapacityIsNotLearntFromSlowReaders(t *testing.T) {

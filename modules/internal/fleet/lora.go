@@ -10,8 +10,9 @@ import (
 // loras are the adapters that the gateway has sent requests for of late, the latest last: an engine
 // keeps those that it used last, and says only which ones it uses now.
 type loras struct {
-	mu   sync.Mutex
-	used []string
+	mu    sync.Mutex
+	used  []string
+	loads map[string]*load // by adapter: those under way, and those that failed
 }
 
 func (l *loras) use(name string, keep int) {
@@ -29,7 +30,7 @@ func (l *loras) use(name string, keep int) {
 func (l *loras) reset() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.used = nil
+	l.used, l.loads = nil, nil
 }
 
 // UseLoRA notes that a request for an adapter goes to the replica.

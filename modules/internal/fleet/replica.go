@@ -35,6 +35,8 @@ type Replica struct {
 	inflight atomic.Int64
 	extra    atomic.Int64 // sequences of these beyond one for each
 	pending  atomic.Int64
+	reused   atomic.Int64 // of the pending tokens those that are not to be computed
+	prefill  atomic.Int64 // uncached tokens of the prompts of those whose answer has not begun
 	silent   atomic.Int64 // how many of the requests have waited for long
 	progress atomic.Int64 // when it last said something to one of them, Unix ns
 	// reserved counts requests that may go to it, in the low bits, and all that
@@ -131,8 +133,7 @@ func (r *Replica) SetStats(s *Stats) (reset bool) {
 	}
 	last := r.Stats()
 	if s.Started.Known() && last.Started.Known() && s.Started != last.Started {
-		r.epoch.Add(1)
-		r.loras.reset()
+		r.newProcess()
 	}
 	reset = s.Prompted < last.Prompted
 	s.own, s.ownTokens = r.inflight.Load()+r.extra.Load(), r.pending.Load()
@@ -195,11 +196,17 @@ var neverScraped = Stats{
 // Epoch tells the process that runs from those that ran before at the same place.
 func (r *Replica) Epoch() uint64 { return r.epoch.Load() }
 
+// newProcess forgets what the process that ran before had in its memory.
+func (r *Replica) newProcess() {
+	r.epoch.Add(1)
+	r.loras.reset()
+	r.adapters.Store(nil)
+}
+
 // Restarted forgets what held for the process that ran before: statistics, the
 // batch capacity, what it refused.
 func (r *Replica) Restarted() {
-	r.epoch.Add(1)
-	r.loras.reset()
+	r.newProcess()
 	r.stats.Store(nil)
 	r.batch.Store(0)
 	r.proven.Store(0)
@@ -255,8 +262,8 @@ func (r *Replica) Draining() bool { return r.draining.Load() }
 // Inflight returns how many of llmgw's requests are on it now.
 func (r *Replica) Inflight() int { return int(r.inflight.Load()) }
 
-// PendingTokens returns the estimated tokens of these requests.
-func (r *Replica) PendingTokens() int64 { return r.pending.Load() }
+// PendingTokens returns the estimated tokens of these requests, less those that are cached.
+func (r *Replica) PendingTokens() int64 { return r.pending.Load() - r.reused.Load() }
 
 // Progressed notes that a part of an answer has come.
 func (r *Replica) Progressed(now time.Time) {
@@ -318,7 +325,7 @@ func (r *Replica) Fill(c *schedule.Replica, now time.Time, slots int, own int64)
 	c.DrainRate = r.drain.rate(now)
 	c.Adapter = schedule.AdapterNone
 	c.Inflight = int(inflight)
-	c.PendingTokens = r.pending.Load()
+	c.PendingTokens, c.PrefillTokens = r.PendingTokens(), r.prefill.Load()
 	return l
 }
 

@@ -63,6 +63,36 @@ func TestTakeIsACompareAndSwap(t *testing.T) {
 
 // Half of the requests abort, some of them twice, from any goroutine: at rest
 // every counter is 0, and new requests find the fleet even.
+// TestPrompts: the prompts of those whose answers have not begun are to be read; what is cached of them
+// takes memory, and is no work.
+func TestPrompts(t *testing.T) {
+	r := hold(t, newClock())
+	expect := func(prefill, pending int64) {
+		t.Helper()
+		if c := fill(r, time.Now()); c.PrefillTokens != prefill || c.PendingTokens != pending || r.PendingTokens() != pending {
+			t.Errorf("%d tokens to be read, %d pending, want %d and %d", c.PrefillTokens, c.PendingTokens, prefill, pending)
+		}
+	}
+	a, _ := r.Take(-1, 1000)
+	b, _ := r.Take(-1, 1000)
+	a.Prompt(100, 800)
+	b.Prompt(70, 0)
+	expect(170, 1200)
+	a.Prompt(120, 700)
+	expect(190, 1300)
+	a.Alive()
+	a.Alive()
+	expect(70, 1300)
+	a.Prompt(5, 700) // it has been read
+	expect(70, 1300)
+	a.Release()
+	expect(70, 1000)
+	b.Release()
+	expect(0, 0)
+	b.Prompt(5, 5)
+	expect(0, 0)
+}
+
 func TestR01_CountersAreZeroAtRest(t *testing.T) {
 	f := New(nil)
 	var replicas []*Replica

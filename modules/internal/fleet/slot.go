@@ -10,14 +10,17 @@ import (
 type Slot struct {
 	replica *Replica
 	tokens  int64
+	compute int64 // tokens of its prompt to compute before its answer can begin
+	reuse   int64 // of its tokens those that are not to be computed
 	extra   int64 // sequences beyond the first
 	probe   int64 // names the one request of a half-open breaker; 0 for any other
 	silent  bool  // it counts as one to which nothing was said
 	begun   bool  // its answer has
+	beside  bool  // it was sent while the replica had others
 	roomy   bool  // it was sent although the replica had refused another: there was room again
 }
 
-// Take counts a request of so many estimated tokens, if the replica still has
+// Take counts a request of so many tokens that its KV cache is estimated to hold for it alone, if the replica still has
 // the in-flight that a decision saw; seen below 0 means whatever it has. It
 // returns false, and counts nothing, if another request came or went in
 // between: then decide anew. So simultaneous requests cannot all choose the
@@ -25,7 +28,8 @@ type Slot struct {
 // false if the replica's breaker lets no request through any more.
 func (r *Replica) Take(seen int, tokens int64) (Slot, bool) {
 	if seen < 0 {
-		if n := r.inflight.Add(1); r.full.at(r.now(), n-1+r.extra.Load()) {
+		seen = int(r.inflight.Add(1)) - 1
+		if r.full.at(r.now(), int64(seen)+r.extra.Load()) {
 			r.inflight.Add(-1)
 			return Slot{}, false
 		}
@@ -38,7 +42,7 @@ func (r *Replica) Take(seen int, tokens int64) (Slot, bool) {
 		return Slot{}, false
 	}
 	r.pending.Add(tokens)
-	return Slot{replica: r, tokens: tokens, probe: probe, roomy: r.full.roomy(r.now)}, true
+	return Slot{replica: r, tokens: tokens, probe: probe, beside: seen > 0, roomy: r.full.roomy(r.now)}, true
 }
 
 // Sequences notes that the request is so many sequences to the engine, which runs
@@ -49,6 +53,20 @@ func (s *Slot) Sequences(n int64) {
 		s.replica.extra.Add(extra - s.extra)
 		s.extra = extra
 	}
+}
+
+// Prompt notes how many tokens of the request's prompt the replica has to compute before its answer
+// begins, and how many of the slot's it need not, since its KV cache has them.
+func (s *Slot) Prompt(compute, reuse int64) {
+	if s.replica == nil {
+		return
+	}
+	if s.begun {
+		compute = 0
+	}
+	s.replica.prefill.Add(compute - s.compute)
+	s.replica.reused.Add(reuse - s.reuse)
+	s.compute, s.reuse = compute, reuse
 }
 
 // Release gives the slot back. Releasing it again, or a zero Slot, does
@@ -64,6 +82,7 @@ func (s *Slot) Release() {
 	s.replica.inflight.Add(-1)
 	s.replica.extra.Add(-s.extra)
 	s.replica.pending.Add(-s.tokens)
+	s.Prompt(0, 0)
 	if s.probe != 0 {
 		s.replica.Breaker.Abandoned(s.probe)
 	}
@@ -78,6 +97,7 @@ func (s *Slot) Alive() {
 	s.heard()
 	if !s.begun {
 		s.begun = true
+		s.Prompt(0, s.reuse)
 		s.replica.prove(s.replica.answering.Add(1))
 	}
 	s.replica.Progressed(s.replica.now())
@@ -104,10 +124,13 @@ func (s *Slot) Refused(reason string, asked, cooldown time.Duration) {
 	if s.replica == nil {
 		return
 	}
-	r, now, probe, roomy := s.replica, s.replica.now(), s.probe, s.roomy
+	r, now, probe, roomy, beside := s.replica, s.replica.now(), s.probe, s.roomy, s.beside
 	s.probe = 0
 	s.Release() // else those that are refused at once would count as others
 	others := r.sequences()
+	if others <= 0 && beside { // they have ended meanwhile
+		others = 1
+	}
 	switch {
 	case others <= 0:
 		r.Breaker.Refused(now, reason, probe, asked, cooldown)

@@ -55,6 +55,9 @@ const (
 	// ReasonRoom is for replicas where the request would wait, or wait for longer, while
 	// another has room for it.
 	ReasonRoom = "no_room"
+	// ReasonAbsent is for replicas to which the request's adapter would have to be brought, while
+	// others have it.
+	ReasonAbsent = "adapter_absent"
 )
 
 // stalePenalty is the share of the highest possible total that a replica loses
@@ -111,6 +114,7 @@ func (d *Decision) Decide(p *Profile, req *schedule.Request) bool {
 		return false
 	}
 	d.chooseRoom()
+	d.chooseAdapter()
 	n := len(d.eligible)
 	d.totals = resize(d.totals, n)
 	clear(d.totals)
@@ -225,6 +229,15 @@ func (d *Decision) chooseRoom() {
 		best = min(best, r.Room)
 	}
 	d.keep(ReasonRoom, func(r *schedule.Replica) bool { return r.Room == best })
+}
+
+// chooseAdapter keeps only the replicas that have the request's adapter, unless these have too much
+// to do: bringing it to another takes as long as many requests.
+func (d *Decision) chooseAdapter() {
+	if !slices.ContainsFunc(d.eligible, func(r *schedule.Replica) bool { return r.Absent }) || schedule.Crowded(d.eligible) {
+		return
+	}
+	d.keep(ReasonAbsent, func(r *schedule.Replica) bool { return !r.Absent })
 }
 
 // keep drops the eligible replicas that are not to stay, for a reason.

@@ -97,6 +97,48 @@ func (o only) Filter(_ *schedule.Request, r *schedule.Replica) string {
 	return "not_" + string(o)
 }
 
+// TestAdapter: those that have the request's adapter are preferred to those it would have to be brought to,
+// unless they are crowded, or have no room.
+func TestAdapter(t *testing.T) {
+	has := func(r *schedule.Replica) { r.Adapter = schedule.AdapterLoaded }
+	lacks := func(r *schedule.Replica) { r.Adapter, r.Absent = schedule.AdapterRoom, true }
+	busy := func(n int) func(*schedule.Replica) { return func(r *schedule.Replica) { r.Inflight = n } }
+	queue := func(r *schedule.Replica) { r.Room = schedule.RoomQueue }
+	both := func(f ...func(*schedule.Replica)) func(*schedule.Replica) {
+		return func(r *schedule.Replica) {
+			for _, f := range f {
+				f(r)
+			}
+		}
+	}
+	none := func(*schedule.Replica) {}
+	for _, c := range []struct {
+		name string
+		are  []func(*schedule.Replica)
+		want []string
+	}{
+		{"for no adapter", []func(*schedule.Replica){none, none, none}, []string{"", "", ""}},
+		{"one has it", []func(*schedule.Replica){lacks, both(has, busy(2)), lacks}, []string{ReasonAbsent, "", ReasonAbsent}},
+		{"nobody has it", []func(*schedule.Replica){lacks, lacks, lacks}, []string{"", "", ""}},
+		{"one has it, and too much to do", []func(*schedule.Replica){both(lacks, busy(1)), both(has, busy(9)), lacks}, []string{"", "", ""}},
+		{"of two one has too much to do", []func(*schedule.Replica){both(has, busy(1)), both(has, busy(9)), lacks}, []string{"", "", ReasonAbsent}},
+		{"one has it, and a queue", []func(*schedule.Replica){lacks, both(has, queue), lacks}, []string{"", ReasonRoom, ""}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			d := NewDecision()
+			defer d.Free()
+			for i, set := range c.are {
+				r := schedule.Replica{ID: string(rune('a' + i)), Weight: 1, BatchCapacity: schedule.Unknown}
+				set(&r)
+				d.Candidates = append(d.Candidates, r)
+			}
+			if !d.Decide(&Profile{Picker: schedule.MaxScore{}}, new(schedule.Request)) || !slices.Equal(d.Rejected, c.want) {
+				t.Errorf("rejected %q, want %q", d.Rejected, c.want)
+			}
+		})
+	}
+}
+
 // TestRoom: of the replicas of the pool that was chosen those take part that have most room.
 func TestRoom(t *testing.T) {
 	room := func(v schedule.Room) func(*schedule.Replica) {

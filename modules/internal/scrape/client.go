@@ -60,6 +60,11 @@ func (t *Target) get(ctx context.Context, path string) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
+	return t.do(req)
+}
+
+// do sends a request to the engine.
+func (t *Target) do(req *http.Request) (*http.Response, error) {
 	if t.APIKey != "" {
 		req.Header.Set("Authorization", "Bearer "+t.APIKey)
 	}

@@ -262,7 +262,12 @@ func (w *watcher) scrape(ctx context.Context, t *Target) {
 		return
 	}
 	stats.At = w.manager.now()
-	w.manager.scraped(r, r.SetStats(stats))
+	epoch := r.Epoch()
+	reset := r.SetStats(stats)
+	if reset || r.Epoch() != epoch {
+		w.learn = time.Time{} // another process may serve other adapters
+	}
+	w.manager.scraped(r, reset)
 	r.Health.ScrapeOK()
 	w.failing = false
 	if len(stats.Missing) > 0 && !slices.Equal(stats.Missing, w.missing) {

@@ -1,0 +1,189 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/llmgw/llmgw/agent/engine/sim"
+)
+
+// simulateLoRAs starts a simulated engine that loads adapters when asked to.
+func simulateLoRAs(t *testing.T) *simulated {
+	t.Helper()
+	cfg := sim.DefaultConfig()
+	cfg.Models, cfg.LoRAUpdating, cfg.MaxLoRAs, cfg.LoRALoad = []string{"base"}, true, 4, 100*time.Millisecond
+	cfg.PrefillPerToken, cfg.Decode, cfg.DecodePerSeq = 0, 0, 0
+	ctx, stop := context.WithCancel(context.Background())
+	s := &simulated{stop: stop, ended: make(chan error, 1)}
+	var err error
+	if s.address, err = sim.Start(ctx, cfg, "127.0.0.1:0", s.ended); err != nil {
+		stop()
+		t.Fatal(err)
+	}
+	t.Cleanup(s.end)
+	return s
+}
+
+// post sends JSON to the engine itself.
+func (s *simulated) post(t *testing.T, path, body string) {
+	t.Helper()
+	res, err := http.Post("http://"+s.address+path, "application/json", strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	if text, _ := io.ReadAll(res.Body); res.StatusCode != http.StatusOK {
+		t.Fatalf("%s: %d %s", path, res.StatusCode, text)
+	}
+}
+
+// TestAdaptersOnDemand: an adapter is brought to a replica by the first request for it, once for all
+// that come meanwhile, stays there, and comes back when the engine has lost it. It is ready when the
+// engine lists it.
+func TestAdaptersOnDemand(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"sql", "law"} {
+		if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	engines := []*simulated{simulateLoRAs(t), simulateLoRAs(t)}
+	g := start(t, fmt.Sprintf(`		model base {
+			endpoint %s %s
+			adapter sql %s/sql
+			adapter law %s/law
+			adapter lost %s/lost
+		}`, engines[0].address, engines[1].address, dir, dir, dir), "\tllm")
+	ask := func(model string) (*http.Response, string) {
+		return g.post(t, "/v1/chat/completions", fmt.Sprintf(`{"model":%q,"max_tokens":2,"messages":[{"role":"user","content":"hi"}]}`, model))
+	}
+	// status are the states of an adapter, by replica.
+	status := func(name string) map[string]string {
+		all := make(map[string]string)
+		for id, r := range g.replicas(t) {
+			for _, a := range r.Adapters {
+				if a.Name == name {
+					all[id] = strings.TrimSpace(a.Status + " " + a.Reason)
+				}
+			}
+		}
+		return all
+	}
+	loads := func(model, outcome string) float64 {
+		n, _ := g.metric(t, fmt.Sprintf(`llmgw_adapter_loads_total{model=%q,outcome=%q}`, model, outcome))
+		return n
+	}
+	if res, text := g.post(t, "/v1/models", ""); res.StatusCode != http.StatusMethodNotAllowed {
+		t.Errorf("%d %s", res.StatusCode, text)
+	}
+	if s := status("sql"); len(s) != 0 {
+		t.Errorf("before anybody asked: %v", s)
+	}
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	served := make(map[string]int)
+	for range 5 {
+		wg.Go(func() {
+			res, text := ask("sql")
+			mu.Lock()
+			defer mu.Unlock()
+			if served[res.Header.Get("X-Llmgw-Replica")]++; res.StatusCode != http.StatusOK || !strings.Contains(text, `"model":"sql"`) {
+				t.Errorf("%d %s", res.StatusCode, text)
+			}
+		})
+	}
+	wg.Wait()
+	s := status("sql")
+	if n := loads("sql", "ok"); int(n) != len(s) || len(s) != len(served) {
+		t.Errorf("%v loads; states %v; served by %v", n, s, served)
+	}
+	for at, state := range s {
+		if state != "ready" {
+			t.Errorf("%s: %s", at, state)
+		}
+	}
+	// An adapter goes where it is.
+	for range 10 {
+		if res, text := ask("law"); res.StatusCode != http.StatusOK {
+			t.Fatalf("%d %s", res.StatusCode, text)
+		}
+	}
+	if n := loads("law", "ok"); n != 1 || len(status("law")) != 1 {
+		t.Errorf("%v loads of an adapter with one request at a time; states %v", n, status("law"))
+	}
+	// The engines have lost it, one by one and without a word.
+	for range 3 {
+		for _, e := range engines {
+			if status("law")[e.address] == "ready" {
+				e.post(t, "/v1/unload_lora_adapter", `{"lora_name":"law"}`)
+			}
+		}
+		if res, text := ask("law"); res.StatusCode != http.StatusOK {
+			t.Errorf("after it was unloaded: %d %s", res.StatusCode, text)
+		}
+	}
+	// It crashes, and another process knows nothing.
+	for _, e := range engines {
+		e.post(t, "/sim/faults", `{"mode":"crash","restart_after":"300ms"}`)
+	}
+	eventually(t, "it is served again", func() bool {
+		res, _ := ask("law")
+		return res.StatusCode == http.StatusOK
+	})
+	eventually(t, "all replicas are back", func() bool {
+		for _, r := range g.replicas(t) {
+			if r.State != "ready" {
+				return false
+			}
+		}
+		return true
+	})
+	for _, name := range []string{"sql", "law"} {
+		for at, state := range status(name) {
+			if name == "sql" || state != "ready" {
+				t.Errorf("after the crash %s at %s is %s", name, at, state)
+			}
+		}
+	}
+	// One that is nowhere is an error that says so to the operator, and no replica is to blame.
+	res, text := ask("lost")
+	isError(t, res, text, http.StatusBadGateway)
+	if strings.Contains(text, dir) {
+		t.Errorf("a client is told of paths: %s", text)
+	}
+	eventually(t, "the states say why", func() bool {
+		failed := status("lost")
+		for _, state := range failed {
+			if !strings.HasPrefix(state, "failed the engine answered 404: Loading lora lost failed: No adapter found for "+dir) {
+				t.Fatalf("%v", failed)
+			}
+		}
+		return len(failed) > 0
+	})
+	if n := loads("lost", "error"); n < 1 {
+		t.Errorf("%v loads that failed", n)
+	}
+	for id, r := range g.replicas(t) {
+		if r.State != "ready" || r.Inflight != 0 {
+			t.Errorf("%s: %+v", id, r)
+		}
+	}
+	// While both pause, it is refused at once.
+	for range 10 {
+		ask("lost")
+	}
+	if n := loads("lost", "error"); n > 6 {
+		t.Errorf("%v loads of what is not there", n)
+	}
+	if res, text := ask("base"); res.StatusCode != http.StatusOK {
+		t.Errorf("%d %s", res.StatusCode, text)
+	}
+}

@@ -1,0 +1,88 @@
+package llmgw
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/llmgw/llmgw/modules/internal/catalog"
+	"github.com/llmgw/llmgw/modules/internal/scrape"
+)
+
+// What an engine may take to load an adapter, unless config says otherwise, and the bounds of that.
+const (
+	defaultAdapterTimeout = time.Minute
+	minAdapterTimeout     = time.Second
+	maxAdapterTimeout     = 10 * time.Minute
+)
+
+// The bounds of a model's adapters.
+const (
+	maxAdapters    = 1000
+	maxAdapterPath = 4096
+)
+
+// buildAdapters makes models of a model's adapters: like it, but for the name.
+func (m *Model) buildAdapters(base *catalog.Model) (models []*catalog.Model, err error) {
+	timeout := time.Duration(m.AdapterTimeout)
+	if timeout == 0 {
+		timeout = defaultAdapterTimeout
+	}
+	if timeout < minAdapterTimeout || timeout > maxAdapterTimeout {
+		return nil, fmt.Errorf("adapter_timeout %v: must be from %v to %v", timeout, minAdapterTimeout, maxAdapterTimeout)
+	}
+	if len(m.Adapters) > maxAdapters {
+		return nil, fmt.Errorf("%d adapters: at most %d", len(m.Adapters), maxAdapters)
+	}
+	for i, a := range m.Adapters {
+		if a == nil {
+			return nil, fmt.Errorf("adapter %d is null", i+1)
+		}
+		if err := checkName(a.Name); err != nil {
+			return nil, fmt.Errorf("adapter %d: %w", i+1, err)
+		}
+		if a.Path == "" || len(a.Path) > maxAdapterPath || strings.ContainsFunc(a.Path, func(r rune) bool { return r < ' ' || r == 0x7f }) {
+			return nil, fmt.Errorf("adapter %q: the path is empty, longer than %d bytes, or has control characters", a.Name, maxAdapterPath)
+		}
+		one := *base
+		one.Name, one.Aliases, one.Fallbacks, one.AdapterTimeout = a.Name, nil, nil, timeout
+		one.Endpoints = nil
+		for _, e := range base.Endpoints {
+			if !scrape.LoadsAdapters(e.Engine) {
+				return nil, fmt.Errorf("adapter %q: %s loads its adapters when it starts: list it there, and declare it with served_model", a.Name, e.Engine)
+			}
+			at := *e
+			at.ServedModel, at.LoadFrom = a.Name, a.Path
+			one.Endpoints = append(one.Endpoints, &at)
+		}
+		if len(one.Endpoints) == 0 {
+			return nil, errors.New("adapters need an endpoint of the model's own")
+		}
+		models = append(models, &one)
+	}
+	return models, nil
+}
+
+// loadAdapter has an endpoint's engine load an adapter, for [exchange.Runtime].
+func (a *App) loadAdapter(m *catalog.Model, e *catalog.Endpoint) (listed []string, err error) {
+	client, err := a.transport.client(e.TLS)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), m.AdapterTimeout)
+	defer cancel()
+	t := scrape.Target{Replica: e.Replica, Engine: e.Engine, APIKey: e.APIKey, Client: client}
+	begun, outcome := now(), "ok"
+	if listed, err = t.LoadAdapter(ctx, e.Served(m), e.LoadFrom); err != nil {
+		outcome = "error"
+		a.log.Warn("replica could not load an adapter", zap.String("replica", e.Replica.ID), zap.String("adapter", m.Name), zap.Error(err))
+	} else {
+		a.log.Info("replica loaded an adapter", zap.String("replica", e.Replica.ID), zap.String("adapter", m.Name), zap.Duration("took", now().Sub(begun)))
+	}
+	a.shared.metrics.adapters.WithLabelValues(a.shared.metrics.model(m.Name).name, outcome).Inc()
+	return listed, err
+}
