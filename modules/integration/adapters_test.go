@@ -2,6 +2,7 @@ package integration
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -21,6 +22,7 @@ func simulateLoRAs(t *testing.T) *simulated {
 	cfg := sim.DefaultConfig()
 	cfg.Models, cfg.LoRAUpdating, cfg.MaxLoRAs, cfg.LoRALoad = []string{"base"}, true, 4, 100*time.Millisecond
 	cfg.PrefillPerToken, cfg.Decode, cfg.DecodePerSeq = 0, 0, 0
+	cfg.KVEvents, cfg.KVEventsReplay = "tcp://127.0.0.1:0", "tcp://127.0.0.1:0"
 	ctx, stop := context.WithCancel(context.Background())
 	s := &simulated{stop: stop, ended: make(chan error, 1)}
 	var err error
@@ -45,23 +47,43 @@ func (s *simulated) post(t *testing.T, path, body string) {
 	}
 }
 
+// models are what the engine lists.
+func (s *simulated) models(t *testing.T) []struct{ ID, Root string } {
+	t.Helper()
+	res, err := http.Get("http://" + s.address + "/v1/models")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	var list struct{ Data []struct{ ID, Root string } }
+	if err := json.NewDecoder(res.Body).Decode(&list); err != nil {
+		t.Fatal(err)
+	}
+	return list.Data
+}
+
 // TestAdaptersOnDemand: an adapter is brought to a replica by the first request for it, once for all
 // that come meanwhile, stays there, and comes back when the engine has lost it. It is ready when the
 // engine lists it.
 func TestAdaptersOnDemand(t *testing.T) {
 	dir := t.TempDir()
-	for _, name := range []string{"sql", "law"} {
+	for _, name := range []string{"sql", "sql-2", "law"} {
 		if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
 			t.Fatal(err)
 		}
 	}
 	engines := []*simulated{simulateLoRAs(t), simulateLoRAs(t)}
-	g := start(t, fmt.Sprintf(`		model base {
+	option := fmt.Sprintf(`		model base {
+			prefix {
+				events on 5s
+			}
 			endpoint %s %s
 			adapter sql %s/sql
 			adapter law %s/law
 			adapter lost %s/lost
-		}`, engines[0].address, engines[1].address, dir, dir, dir), "\tllm")
+		}`, engines[0].address, engines[1].address, dir, dir, dir)
+	g := start(t, option, "\tllm")
+	g.live(t, len(engines))
 	ask := func(model string) (*http.Response, string) {
 		return g.post(t, "/v1/chat/completions", fmt.Sprintf(`{"model":%q,"max_tokens":2,"messages":[{"role":"user","content":"hi"}]}`, model))
 	}
@@ -119,6 +141,21 @@ func TestAdaptersOnDemand(t *testing.T) {
 	if n := loads("law", "ok"); n != 1 || len(status("law")) != 1 {
 		t.Errorf("%v loads of an adapter with one request at a time; states %v", n, status("law"))
 	}
+	// What the engines' events say counts for an adapter, too, wherever it is; and an answer of 404 that
+	// is of something else takes nothing away.
+	long := `{"model":"law","max_tokens":2,"messages":[{"role":"user","content":"` + strings.Repeat("Once more. ", 100) + `"}]}`
+	before, _ := g.metric(t, `llmgw_no_tokens_total{model="law"}`) // short ones have none
+	g.post(t, "/v1/chat/completions", long)
+	eventually(t, "its events are known", func() bool { return g.explained(t, long).Cache == "cache_hit" })
+	if res, text := g.post(t, "/v1/chat/completions", long); res.Header.Get("X-Llmgw-Cache-Decision") != "cache_hit" {
+		t.Errorf("%v %s", res.Header, text)
+	}
+	if n, _ := g.metric(t, `llmgw_no_tokens_total{model="law"}`); n != before {
+		t.Errorf("%v requests had no tokens", n-before)
+	}
+	if res, text := g.post(t, "/v1/embeddings", `{"model":"law","input":"hi","dimensions":99999999}`); res.StatusCode == http.StatusOK || len(status("law")) != 1 {
+		t.Errorf("%d %s; states %v", res.StatusCode, text, status("law"))
+	}
 	// The engines have lost it, one by one and without a word.
 	for range 3 {
 		for _, e := range engines {
@@ -150,6 +187,19 @@ func TestAdaptersOnDemand(t *testing.T) {
 		for at, state := range status(name) {
 			if name == "sql" || state != "ready" {
 				t.Errorf("after the crash %s at %s is %s", name, at, state)
+			}
+		}
+	}
+	// Another path is another adapter, which takes the place of the one before.
+	ask("sql")
+	g.load(t, g.caddyfile(strings.ReplaceAll(option, dir+"/sql", dir+"/sql-2"), "\tllm"))
+	if res, text := ask("sql"); res.StatusCode != http.StatusOK {
+		t.Errorf("%d %s", res.StatusCode, text)
+	}
+	for _, e := range engines {
+		for _, m := range e.models(t) {
+			if m.ID == "sql" && m.Root != dir+"/sql-2" && status("sql")[e.address] == "ready" {
+				t.Errorf("%s has it from %s still, and serves it", e.address, m.Root)
 			}
 		}
 	}

@@ -7,9 +7,8 @@ import (
 	"strings"
 	"time"
 
-	"go.uber.org/zap"
-
 	"github.com/llmgw/llmgw/modules/internal/catalog"
+	"github.com/llmgw/llmgw/modules/internal/fleet"
 	"github.com/llmgw/llmgw/modules/internal/scrape"
 )
 
@@ -26,7 +25,7 @@ const (
 	maxAdapterPath = 4096
 )
 
-// buildAdapters makes models of a model's adapters: like it, but for the name.
+// buildAdapters makes models of a model's adapters: like it, but for the names and the fallbacks.
 func (m *Model) buildAdapters(base *catalog.Model) (models []*catalog.Model, err error) {
 	timeout := time.Duration(m.AdapterTimeout)
 	if timeout == 0 {
@@ -55,8 +54,9 @@ func (m *Model) buildAdapters(base *catalog.Model) (models []*catalog.Model, err
 			if !scrape.LoadsAdapters(e.Engine) {
 				return nil, fmt.Errorf("adapter %q: %s loads its adapters when it starts: list it there, and declare it with served_model", a.Name, e.Engine)
 			}
-			at := *e
-			at.ServedModel, at.LoadFrom = a.Name, a.Path
+			at, served := *e, e.Served(base)
+			at.Adapter = &catalog.Adapter{Name: a.Name, Path: a.Path, Base: served}
+			at.ServedModel = scrape.ServedAdapter(e.Engine, served, a.Name)
 			one.Endpoints = append(one.Endpoints, &at)
 		}
 		if len(one.Endpoints) == 0 {
@@ -67,22 +67,21 @@ func (m *Model) buildAdapters(base *catalog.Model) (models []*catalog.Model, err
 	return models, nil
 }
 
-// loadAdapter has an endpoint's engine load an adapter, for [exchange.Runtime].
-func (a *App) loadAdapter(m *catalog.Model, e *catalog.Endpoint) (listed []string, err error) {
+// loadAdapter has an endpoint's engine load the adapter that a model is, for [exchange.Runtime].
+func (a *App) loadAdapter(m *catalog.Model, e *catalog.Endpoint) error {
 	client, err := a.transport.client(e.TLS)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), m.AdapterTimeout)
 	defer cancel()
 	t := scrape.Target{Replica: e.Replica, Engine: e.Engine, APIKey: e.APIKey, Client: client}
 	begun, outcome := now(), "ok"
-	if listed, err = t.LoadAdapter(ctx, e.Served(m), e.LoadFrom); err != nil {
-		outcome = "error"
-		a.log.Warn("replica could not load an adapter", zap.String("replica", e.Replica.ID), zap.String("adapter", m.Name), zap.Error(err))
+	if err = t.LoadAdapter(ctx, fleet.Adapter{Name: e.Adapter.Name, Path: e.Adapter.Path}); err != nil {
+		outcome = "error" // who asked for it says why
 	} else {
-		a.log.Info("replica loaded an adapter", zap.String("replica", e.Replica.ID), zap.String("adapter", m.Name), zap.Duration("took", now().Sub(begun)))
+		logger().Info("replica has loaded an adapter", "replica", e.Replica.ID, "adapter", e.Adapter.Name, "took", now().Sub(begun))
 	}
 	a.shared.metrics.adapters.WithLabelValues(a.shared.metrics.model(m.Name).name, outcome).Inc()
-	return listed, err
+	return err
 }

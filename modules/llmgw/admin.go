@@ -51,7 +51,7 @@ type ReplicaStatus struct {
 }
 
 // AdapterStatus is how far a replica is with a LoRA adapter: ready, which is the engine's own word,
-// loading, or failed.
+// loading, failed, or unknown while the replica is down.
 type AdapterStatus struct {
 	Name   string  `json:"name"`
 	Status string  `json:"status"`

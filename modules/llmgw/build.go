@@ -65,6 +65,7 @@ func (a *App) build(ctx caddy.Context) error {
 		return err
 	}
 	a.defaults = defaults
+	a.transport.connectTimeout = a.ConnectTimeout()
 	if a.statics.client, err = a.transport.client(catalog.TLS{}); err != nil {
 		return err
 	}

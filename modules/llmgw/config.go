@@ -30,8 +30,8 @@ type Model struct {
 	// Overrides the app's admission settings for this model.
 	Admission *Admission `json:"admission,omitempty"`
 
-	// LoRA adapters of the model, each a model of its own name with the settings and the
-	// replicas of this one. An engine that lacks one is asked to load it.
+	// LoRA adapters of the model, each a model of its own name with the settings (but
+	// for fallbacks) and the replicas of this one. An engine that lacks one is asked to load it.
 	Adapters []*Adapter `json:"adapters,omitempty"`
 
 	// How long loading an adapter may take, from 1s to 10m. Default: 1m

@@ -11,6 +11,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -160,10 +161,17 @@ func (t *targets) add(target scrape.Target, served string) {
 // transports makes one HTTP client per set of TLS settings for the side
 // channels (metrics, models, health).
 type transports struct {
+	connectTimeout time.Duration
+
+	mu      sync.Mutex
 	clients map[catalog.TLS]*http.Client
 }
 
+// client returns the one for these settings. Those that the config lacks are a later one's, to whose
+// replicas a request may go that has waited.
 func (t *transports) client(s catalog.TLS) (*http.Client, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	if c := t.clients[s]; c != nil {
 		return c, nil
 	}
@@ -172,7 +180,8 @@ func (t *transports) client(s catalog.TLS) (*http.Client, error) {
 		return nil, err
 	}
 	c := scrape.NewClient(&http.Transport{
-		TLSClientConfig: config,
+		TLSClientConfig: config, TLSHandshakeTimeout: t.connectTimeout,
+		DialContext: (&net.Dialer{Timeout: t.connectTimeout}).DialContext,
 		// Engines close idle connections after 5 s; a scrape comes each second.
 		IdleConnTimeout: 4 * time.Second, MaxIdleConnsPerHost: 1, DisableCompression: true,
 	})
@@ -185,6 +194,8 @@ func (t *transports) client(s catalog.TLS) (*http.Client, error) {
 
 // close ends the idle connections.
 func (t *transports) close() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	for _, c := range t.clients {
 		c.CloseIdleConnections()
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strings"
 	"syscall"
@@ -40,6 +41,21 @@ func failed(ctx context.Context, x *exchange.Exchange, limit, err error) (_ *htt
 	}
 	// Caddy must not take it for a DialError, whatever it was.
 	return nil, retry, fmt.Errorf("%w: %v", exchange.ErrReplica, err) //nolint:errorlint // its kind is what is hidden
+}
+
+// notLoaded notes what it means that a replica has not loaded the adapter that a request is for.
+func notLoaded(ctx context.Context, x *exchange.Exchange, err error) (*http.Response, bool, error) {
+	op, ok := errors.AsType[*net.OpError](err)
+	switch {
+	case exchange.IsTotal(err):
+		return failed(ctx, x, err, err)
+	case ok && op.Op == "dial":
+		return failed(ctx, x, nil, unconnected{err})
+	case ctx.Err() != nil || isShortage(err):
+		return failed(ctx, x, nil, err)
+	}
+	retry := x.NotLoaded(err)
+	return nil, retry, fmt.Errorf("%w: %v", exchange.ErrReplica, err) //nolint:errorlint // as above
 }
 
 // isShortage reports whether this machine, not the replica, is the reason.

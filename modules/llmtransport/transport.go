@@ -147,8 +147,8 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 // attempt sends a request that [exchange.Exchange.Direct] has prepared to the
 // exchange's replica. Without an answer it returns whether to pick another one.
 func (t *Transport) attempt(x *exchange.Exchange, r *http.Request) (res *http.Response, retry bool, err error) {
-	if retry, err := x.LoadAdapter(r.Context()); err != nil {
-		return nil, retry, err
+	if err := x.LoadAdapter(r.Context()); err != nil {
+		return notLoaded(r.Context(), x, err)
 	}
 	a := &attempt{x: x}
 	if res, err = a.send(t, r); err != nil {

@@ -30,7 +30,7 @@ func (LoRA) Score(req *Request, replicas []*Replica, scores []float64) {
 	c, imbalanced := crowdOf(replicas), Imbalanced(req, replicas)
 	for i, r := range replicas {
 		switch r.Adapter {
-		case AdapterNone, AdapterNoRoom:
+		case AdapterNone, AdapterNoRoom, AdapterFailed:
 			scores[i] = 0
 		case AdapterLoaded:
 			scores[i] = 1

@@ -102,6 +102,8 @@ const (
 	AdapterUnknown
 	// AdapterNoRoom is one that would wait for a slot, or take another's.
 	AdapterNoRoom
+	// AdapterFailed is one that it lacks, and could not load a moment ago. It is dropped.
+	AdapterFailed
 )
 
 // Replica is one candidate as it stood when the snapshot was taken. Plugins
@@ -148,8 +150,8 @@ type Replica struct {
 	// PendingTokens are the uncached prompt tokens and expected output tokens
 	// of these requests.
 	PendingTokens int64
-	// PrefillTokens are the uncached prompt tokens of those whose answers have not begun: as much
-	// as that the engine has to compute before it can begin with another.
+	// PrefillTokens are the uncached prompt tokens of those, of streams, whose answers have not begun:
+	// as much as that the engine has to compute before it can begin with another.
 	PrefillTokens int64
 
 	// Adapter says how it stands to the adapter that the request is for. Absent says that the

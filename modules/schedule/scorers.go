@@ -59,7 +59,7 @@ func (Pending) Score(_ *Request, replicas []*Replica, scores []float64) {
 }
 
 // TTFT scores 1 - norm(prompt tokens to compute before the request's first token): its own that are
-// not cached, and those of llmgw's requests there whose answers have not begun. What has begun
+// not cached, and those of llmgw's streams there that have not begun. What has begun
 // costs little of a first token, and what has much to read costs much, however few that are: so
 // requests come one by one where they would else go in crowds to whoever has just become idle.
 //

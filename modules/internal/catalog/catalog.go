@@ -52,12 +52,19 @@ type Endpoint struct {
 	Metrics map[string]string
 	// TLS applies to https URLs.
 	TLS TLS
-	// LoadFrom is where the engine finds the LoRA adapter that the model is, and loads it when it
-	// is asked to; "" if the model is none, or is there from the engine's start.
-	LoadFrom string
+	// Adapter is the LoRA adapter that the model is, which the engine loads when it is asked to;
+	// nil if the model is none, or is there from the engine's start.
+	Adapter *Adapter
 	// KVEvents and KVReplay are where it publishes events of its KV cache, and sends past ones;
 	// "" lets the gateway ask it.
 	KVEvents, KVReplay string
+}
+
+// Adapter is a LoRA adapter that engines load when they are asked to. Immutable.
+type Adapter struct {
+	// Name is what the engine lists it by, Path where the engine finds it, Base the name by which
+	// it knows the model that it is an adapter of.
+	Name, Path, Base string
 }
 
 // Served returns the name to ask this endpoint for.

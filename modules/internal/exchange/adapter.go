@@ -2,53 +2,81 @@ package exchange
 
 import (
 	"context"
-	"errors"
-	"net"
-	"net/http"
 
 	"github.com/llmgw/llmgw/modules/internal/catalog"
+	"github.com/llmgw/llmgw/modules/internal/fleet"
 	"github.com/llmgw/llmgw/modules/internal/openai"
+	"github.com/llmgw/llmgw/modules/schedule"
 )
 
-// adapter returns the name that a model has at an endpoint, if it is a LoRA adapter there, and whether
-// it would have to be loaded first.
+// adapter returns the name that an endpoint's engine lists a model by, if it is a LoRA adapter there, and
+// whether it would have to be loaded first.
 func adapter(m *catalog.Model, e *catalog.Endpoint) (name string, absent, ok bool) {
+	if e.Adapter != nil {
+		return e.Adapter.Name, !e.Replica.HasAdapter(loadable(e)), true
+	}
 	name = e.Served(m)
-	listed := e.Replica.HasAdapter(name)
-	return name, e.LoadFrom != "" && !listed, listed || e.LoadFrom != ""
+	return name, false, e.Replica.Lists(name)
 }
 
-// LoadAdapter has the current replica load the adapter that the request is for, if it lacks it. If
-// that fails it returns why, and whether the request may go to another replica.
-func (x *Exchange) LoadAdapter(ctx context.Context) (retry bool, err error) {
+// loadable is the adapter that an endpoint's engine is to load.
+func loadable(e *catalog.Endpoint) fleet.Adapter {
+	return fleet.Adapter{Name: e.Adapter.Name, Path: e.Adapter.Path}
+}
+
+// fit reports whether a replica may get a request for what an endpoint serves, as far as that goes:
+// it is ready, and was not found unable to load the adapter a moment ago.
+func fit(e *catalog.Endpoint) bool {
+	return e.Replica.State() == schedule.Ready &&
+		(e.Adapter == nil || e.Replica.HasAdapter(loadable(e)) || e.Replica.MayLoad(loadable(e)))
+}
+
+// LoadAdapter has the current replica load the adapter that the request is for, if it lacks it. It
+// takes no longer than the request may in all.
+func (x *Exchange) LoadAdapter(ctx context.Context) error {
 	e, m := x.Endpoint(), x.Serving()
-	if e == nil || e.LoadFrom == "" {
-		return false, nil
+	if e == nil || e.Adapter == nil {
+		return nil
 	}
-	name := e.Served(m)
-	if e.Replica.HasAdapter(name) {
-		return false, nil
+	x.mu.Lock()
+	x.listing = e.Replica.Listing()
+	x.mu.Unlock()
+	a := loadable(e)
+	if e.Replica.HasAdapter(a) {
+		return nil
 	}
-	err = e.Replica.LoadAdapter(ctx, name, func() ([]string, error) { return x.rt.LoadAdapter(m, e) })
-	switch {
-	case err == nil:
-		return false, nil
-	case ctx.Err() != nil:
-		return false, context.Canceled
-	}
-	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {
-		x.Unreachable(err)
-	}
-	x.Fail(FailWith(ErrReplica, err, "the replica could not load the model `%s`", clip(x.Requested, 128)))
-	return x.MayRetry(), err
+	begun := x.rt.Now()
+	ctx, cancel := context.WithTimeoutCause(ctx, m.Reliability.Total-begun.Sub(x.Start), errTotal)
+	defer cancel()
+	err := e.Replica.LoadAdapter(ctx, a, func() error {
+		if x.rt.Hold != nil {
+			if !x.rt.Hold() {
+				return errEnded
+			}
+			defer x.rt.Release()
+		}
+		return x.rt.LoadAdapter(m, e)
+	})
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.loading += x.rt.Now().Sub(begun)
+	x.listing = e.Replica.Listing()
+	return err
 }
 
-// adapterLost notes an answer that says that the engine does not have the adapter it has listed: it
+// NotLoaded notes that the current replica could not load the adapter. It returns whether the
+// request may go to another one.
+func (x *Exchange) NotLoaded(err error) (retry bool) {
+	x.Fail(FailWith(ErrReplica, err, "the replica could not load the model `%s`", clip(x.Requested, 128)))
+	return x.MayRetry()
+}
+
+// adapterLost notes an answer that says that the engine does not have the adapter which it has listed: it
 // restarted, or somebody unloaded it. It returns whether that is so; then the same replica may load
-// it again.
+// it again, once.
 func (x *Exchange) adapterLost(e *openai.Error) bool {
 	at := x.Endpoint()
-	if e.Status != http.StatusNotFound || at == nil || at.LoadFrom == "" {
+	if e.Code != openai.CodeModelNotFound || at == nil || at.Adapter == nil {
 		return false
 	}
 	x.mu.Lock()
@@ -57,6 +85,6 @@ func (x *Exchange) adapterLost(e *openai.Error) bool {
 		return false // it was loaded for this very request
 	}
 	x.reloaded, x.reloading = true, true
-	at.Replica.LostAdapter(at.Served(x.serving))
+	at.Replica.LostAdapter(x.listing, at.Adapter.Name) // unless another has done so, and it is back
 	return true
 }

@@ -93,7 +93,7 @@ func (x *Exchange) full() bool {
 		case !e.Replica.TakesMany(now, n):
 		case s == schedule.Full, s == schedule.Ready && slices.Contains(x.turnedAway, e.Replica):
 			full = true
-		case s == schedule.Ready && !slices.Contains(x.tried, e.Replica):
+		case fit(e) && !slices.Contains(x.tried, e.Replica):
 			return false
 		}
 	}

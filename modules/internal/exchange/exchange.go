@@ -62,6 +62,8 @@ type Exchange struct {
 	// reloaded says that a replica had lost the adapter that the request is for, which happens once;
 	// reloading that the next pick may choose that replica again.
 	reloaded, reloading bool
+	listing             uint64        // the version of the replica's list of adapters that it was sent by
+	loading             time.Duration // of adapters, that it has waited for
 
 	// tokens are those of the prompt, or of most of it, for the model tokensOf; tokenized says
 	// that they were asked for.
@@ -87,6 +89,7 @@ type Exchange struct {
 	lease      *admit.Lease
 	waited     time.Duration // in queues, until there was a lease
 	sentAfter  time.Duration // of these, before it was first handed to a replica
+	loadedIn   time.Duration // in which adapters were loaded, before that
 	band       string        // as the gate has it, once it was asked
 	attempts   int
 	cache      schedule.CacheDecision // of the last pick
@@ -237,7 +240,7 @@ func (x *Exchange) Sending() time.Time {
 	now := x.rt.Now()
 	x.Record(func(r *Result) {
 		if r.Sent.IsZero() {
-			r.Sent, x.sentAfter = now, x.queued()
+			r.Sent, x.sentAfter, x.loadedIn = now, x.queued(), x.loading
 		}
 	})
 	return now
@@ -352,12 +355,12 @@ func (x *Exchange) ModelName() string {
 }
 
 // Overhead returns the gateway's own time until the request was handed to its
-// first replica, the waiting for the client's body and in the queue left out.
+// first replica, the waiting for the client's body, in the queue and for adapters left out.
 func (x *Exchange) Overhead() time.Duration {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.result.Sent.IsZero() {
 		return 0
 	}
-	return x.result.Sent.Sub(x.Start) - x.readTime - x.sentAfter
+	return x.result.Sent.Sub(x.Start) - x.readTime - x.sentAfter - x.loadedIn
 }

@@ -3,12 +3,14 @@ package exchange
 import (
 	"fmt"
 	"math/rand/v2"
+	"net/http"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/llmgw/llmgw/modules/internal/catalog"
 	"github.com/llmgw/llmgw/modules/internal/fleet"
+	"github.com/llmgw/llmgw/modules/internal/openai"
 	"github.com/llmgw/llmgw/modules/internal/pipeline"
 	"github.com/llmgw/llmgw/modules/schedule"
 )
@@ -21,14 +23,16 @@ func TestSixtyAdapters(t *testing.T) {
 		w := newWorld(t)
 		var models []*catalog.Model
 		var names []string
+		var listed []fleet.Adapter
 		for i := range adapters {
 			names = append(names, fmt.Sprint("adapter-", i))
+			listed = append(listed, fleet.Adapter{Name: names[i], Path: "/loras/" + names[i]})
 		}
 		var endpoints []*catalog.Endpoint
 		for i := range replicas {
 			e := w.endpoint(t, fmt.Sprintf("gpu%d:8000", i))
 			if !onDemand {
-				e.Replica.SetAdapters(names)
+				e.Replica.SetAdapters(e.Replica.Listing(), listed)
 			}
 			e.Replica.SetStats(&fleet.Stats{At: time.Now().Add(time.Hour), Waiting: 0, Running: 0, KVUsage: 0, MaxLoRAs: slots})
 			endpoints = append(endpoints, e)
@@ -38,7 +42,7 @@ func TestSixtyAdapters(t *testing.T) {
 			for i, e := range endpoints {
 				at := *e
 				if onDemand {
-					at.LoadFrom = "/loras/" + name
+					at.Adapter = &catalog.Adapter{Name: name, Path: "/loras/" + name, Base: "base"}
 				}
 				endpoints[i] = &at
 			}
@@ -58,9 +62,8 @@ func TestSixtyAdapters(t *testing.T) {
 			i := int(float64(adapters) * random.Float64() * random.Float64() * random.Float64()) // the first are hot
 			x := w.ask(t, fmt.Sprintf(`{"model":%q,"messages":[]}`, names[i]))
 			r := mustPick(t, x).Replica
-			if !r.HasAdapter(names[i]) {
-				brought++
-				r.SetAdapters(append(slices.Clone(r.Adapters()), names[i]))
+			if err := r.LoadAdapter(t.Context(), listed[i], func() error { brought++; return nil }); err != nil {
+				t.Fatal(err)
 			}
 			at := r.ID
 			served[at]++
@@ -103,4 +106,48 @@ func TestSixtyAdapters(t *testing.T) {
 		t.Errorf("on demand: %d loads into slots, %d into engines; the busiest has %.2f of its share; the hottest is on %d", with, brought, most, hot)
 	}
 	t.Logf("on demand: %d loads into slots, %d into engines; the busiest has %.2f of its share; the hottest is on %d", with, brought, most, hot)
+}
+
+// TestAdapterLost: an engine's word that it does not know the model says that it has lost the adapter, once
+// for each request, and no other error does.
+func TestAdapterLost(t *testing.T) {
+	w := newWorld(t)
+	e := w.endpoint(t, "gpu1:8000")
+	e.Adapter = &catalog.Adapter{Name: "sql", Path: "/loras/sql", Base: "base"}
+	w.serve(t, nil, &catalog.Model{Name: "sql", TargetWaiting: 4, KVCeiling: 0.9, Endpoints: []*catalog.Endpoint{e}, Reliability: catalog.Reliability{Retries: 2, Total: time.Hour}})
+	w.LoadAdapter = func(*catalog.Model, *catalog.Endpoint) error { w.loads++; return nil }
+	ask := func() *Exchange {
+		x := w.ask(t, `{"model":"sql","messages":[]}`)
+		mustPick(t, x)
+		if err := x.LoadAdapter(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return x
+	}
+	a, b := ask(), ask()
+	if a.Refusal(&openai.Error{Status: http.StatusNotFound, Message: "no such response"}) || !e.Replica.HasAdapter(loadable(e)) {
+		t.Error("any 404 counts")
+	}
+	lost := openai.Normalize(http.StatusNotFound, []byte(`{"error":{"message":"The model `+"`sql`"+` does not exist.","type":"NotFoundError","param":"model","code":404}}`))
+	if !a.Refusal(lost) || e.Replica.HasAdapter(loadable(e)) {
+		t.Errorf("%+v does not count", lost)
+	}
+	again := func(x *Exchange) {
+		t.Helper()
+		mustPick(t, x) // the same replica
+		if err := x.LoadAdapter(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	again(a)
+	if w.loads != 2 || !b.Refusal(lost) || !e.Replica.HasAdapter(loadable(e)) {
+		t.Errorf("%d loads; who was sent before it came back takes it away again", w.loads)
+	}
+	again(b)
+	if b.Refusal(lost) || w.loads != 2 {
+		t.Errorf("%d loads, and there is no end", w.loads)
+	}
+	a.End()
+	b.End()
+	w.atRest(t)
 }

@@ -168,7 +168,7 @@ func (x *Exchange) pickServing(b *beginning) (*catalog.Endpoint, error) {
 		}
 		x.slot, x.endpoint, x.last, x.pool = slot, e, e, e.Pool
 		x.slot.Sequences(x.lease.Takes())
-		x.slot.Prompt(int64(req.PromptTokens)-cached, cached-common)
+		x.slot.Prompt(x.reads(int64(req.PromptTokens)-cached), cached-common)
 		x.lease.Placed()
 		x.cache, x.matched = b.decided(d, &req), d.Candidates[d.Pick].Cached
 		b.went(x.rt, e)
@@ -300,8 +300,8 @@ func (rt *Runtime) snapshot(d *pipeline.Decision, m *catalog.Model, req *schedul
 		c.Absent = false
 		if name, absent, ok := adapter(m, e); ok {
 			c.Adapter, c.Absent = e.Replica.LoRA(name), absent
-			if c.State == schedule.Ready && absent && !e.Replica.MayLoad(name) {
-				c.State = schedule.Cooling
+			if absent && !e.Replica.MayLoad(loadable(e)) {
+				c.Adapter = schedule.AdapterFailed
 			}
 		}
 		if c.State == schedule.Ready && !e.Replica.TakesMany(req.Now, sequences) {

@@ -112,7 +112,23 @@ func (b *beginning) find(rt *Runtime, tokens []uint32) {
 	b.shared = rt.Prefix.Match(&b.chain, b.keys, b.held)
 	if len(tokens) > 0 {
 		b.exactly(rt, tokens)
+		b.shared = b.sharedAtMost()
 	}
+}
+
+// sharedAtMost returns how many bytes of the prompt others may begin with: where they part is known to
+// a block, and what events say is not to pass for the prompt's own for less than that.
+func (b *beginning) sharedAtMost() int {
+	depth := 0
+	for _, block := range b.chain.Blocks {
+		if depth += int(block.Bytes); depth > b.shared && b.shared > 0 {
+			return depth
+		}
+	}
+	if b.shared == 0 {
+		return 0
+	}
+	return b.chain.Bytes
 }
 
 // matched returns the share of the prompt that the replica of that index is taken to hold.
@@ -156,6 +172,15 @@ func (b *beginning) cached(i, tokens int) int {
 		return 0
 	}
 	return int(float64(tokens) * b.matched(i))
+}
+
+// reads returns of how many tokens it is known when they have been read: of a stream alone, by its
+// first one. For any other answer they would count while it is generated.
+func (x *Exchange) reads(tokens int64) int64 {
+	if x.Fields.Stream {
+		return tokens
+	}
+	return 0
 }
 
 // went notes that the prompt goes to an endpoint.

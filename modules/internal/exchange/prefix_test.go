@@ -196,6 +196,18 @@ func TestR06_HotPrefixSpreads(t *testing.T) {
 	w.atRest(t)
 }
 
+// TestSharedAtMost: prompts part somewhere in the block after what is known to be shared.
+func TestSharedAtMost(t *testing.T) {
+	var b beginning
+	b.chain.Reset(1)
+	b.chain.Add([]byte(strings.Repeat("x", 3*64+10)))
+	for shared, want := range map[int]int{0: 0, 64: 128, 128: 192, 192: 202} {
+		if b.shared = shared; b.sharedAtMost() != want {
+			t.Errorf("%d bytes are shared: at most %d, want %d", shared, b.sharedAtMost(), want)
+		}
+	}
+}
+
 // TestImbalanceOverrides: where load is far from equal it alone counts, though the holder has room.
 func TestImbalanceOverrides(t *testing.T) {
 	w := remembering(t, "gpu1:8000", "gpu2:8000")

@@ -8,7 +8,6 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/llmgw/llmgw/modules/internal/catalog"
-	"github.com/llmgw/llmgw/modules/schedule"
 )
 
 // The retry budget: a fifth of the requests may be retries, and ten a second
@@ -89,7 +88,7 @@ func (x *Exchange) resends() bool { return x.serving.Reliability.ResendAfterSend
 // request to. It needs mu.
 func (x *Exchange) elsewhere() bool {
 	return x.tries <= x.serving.Reliability.Retries && slices.ContainsFunc(x.serving.Endpoints, func(e *catalog.Endpoint) bool {
-		return e != x.endpoint && e.Replica.State() == schedule.Ready && !slices.Contains(x.tried, e.Replica)
+		return e != x.endpoint && fit(e) && !slices.Contains(x.tried, e.Replica)
 	})
 }
 

@@ -34,9 +34,9 @@ type Runtime struct {
 	KV     *kvevents.Manager
 	Tokens *kvevents.Tokenizer
 	Client func(*catalog.Endpoint) *http.Client
-	// LoadAdapter has an endpoint's engine load the adapter that the model is, and returns those
-	// that it lists after that.
-	LoadAdapter func(m *catalog.Model, e *catalog.Endpoint) ([]string, error)
+	// LoadAdapter has an endpoint's engine load the adapter that the model is, and returns nil if
+	// the engine lists it then.
+	LoadAdapter func(m *catalog.Model, e *catalog.Endpoint) error
 	// NoTokens, unless nil, is called for a request whose tokens were not to be had.
 	NoTokens func(*Exchange, error)
 	// Hold, unless nil, keeps alive what exchanges need, until Release; it

@@ -100,7 +100,7 @@ func (rt *Runtime) tokenizer(m *catalog.Model) (best *catalog.Endpoint) {
 // prompt.
 func (rt *Runtime) askTokens(ctx context.Context, m *catalog.Model, e *catalog.Endpoint, p prompt) (*http.Response, error) {
 	var room [openai.MaxEdits]openai.Edit
-	spliced, err := openai.Splice(p.body, p.fields.Edits(room[:0], p.body, openai.Rewrite{Model: e.Served(m)}))
+	spliced, err := openai.Splice(p.body, p.fields.Edits(room[:0], p.body, openai.Rewrite{Model: base(m, e)}))
 	if err != nil {
 		return nil, err
 	}
@@ -134,4 +134,13 @@ func (b *beginning) exactly(rt *Runtime, tokens []uint32) {
 		}
 	}
 	rt.KV.Match(&kvevents.Prompt{Tokens: tokens, LoRA: lora, Salt: b.salt}, replicas, b.exact)
+}
+
+// base is the name to ask an endpoint's engine by for the tokens of a prompt, which are those of the
+// model that an adapter belongs to: that need not be loaded yet.
+func base(m *catalog.Model, e *catalog.Endpoint) string {
+	if e.Adapter != nil {
+		return e.Adapter.Base
+	}
+	return e.Served(m)
 }

@@ -2,7 +2,7 @@ package fleet
 
 import (
 	"context"
-	"fmt"
+	"errors"
 	"slices"
 	"strings"
 	"time"
@@ -17,8 +17,17 @@ const (
 	maxLoadPause = time.Minute
 )
 
-// load is a try to load an adapter, under way until done is closed.
-type load struct {
+// Adapter names a LoRA adapter.
+type Adapter struct {
+	// Name is what it is asked for by, Path where the engine has it from, "" if it does not say.
+	Name, Path string
+}
+
+// is reports whether a, which an engine lists, is the adapter of that name and path.
+func (a Adapter) is(b Adapter) bool { return a.Name == b.Name && (a.Path == b.Path || a.Path == "") }
+
+// adapterLoad is a try to load an adapter, under way until done is closed.
+type adapterLoad struct {
 	done  chan struct{}
 	err   error
 	since time.Time // when it began, or ended
@@ -26,7 +35,7 @@ type load struct {
 }
 
 // under reports whether the load is under way.
-func (l *load) under() bool {
+func (l *adapterLoad) under() bool {
 	select {
 	case <-l.done:
 		return false
@@ -44,47 +53,85 @@ const (
 	AdapterReady AdapterState = "ready"
 	// AdapterLoading is one that it was asked to load.
 	AdapterLoading AdapterState = "loading"
-	// AdapterUnknown is one that it listed before it went down.
-	AdapterUnknown AdapterState = "unknown"
+	// AdapterStale is one that it listed before it went down.
+	AdapterStale AdapterState = "unknown"
 	// AdapterFailed is one that it could not load.
 	AdapterFailed AdapterState = "failed"
 )
 
 // AdapterStatus is what is known of one adapter on a replica.
 type AdapterStatus struct {
-	Name  string
+	Adapter
 	State AdapterState
 	// Reason says why it failed, Since when that was, or when loading began.
 	Reason string
 	Since  time.Time
 }
 
-// HasAdapter reports whether the engine lists the adapter.
-func (r *Replica) HasAdapter(name string) bool { return slices.Contains(r.Adapters(), name) }
+// SetAdapters stores the adapters that the engine lists, unless what is known of them has changed since
+// Listing returned version: then the list may be older than that. It returns whether it has.
+func (r *Replica) SetAdapters(version uint64, listed []Adapter) bool {
+	r.loras.mu.Lock()
+	defer r.loras.mu.Unlock()
+	if version != r.loras.version {
+		return false
+	}
+	r.adapters.Store(&listed)
+	return true
+}
+
+// Listing returns the version of what is known of the adapters, for who asks the engine.
+func (r *Replica) Listing() (version uint64) {
+	r.loras.mu.Lock()
+	defer r.loras.mu.Unlock()
+	return r.loras.version
+}
+
+// relist changes the list for a reason that who asks the engine now may not know of. It needs mu.
+func (r *Replica) relist(change func([]Adapter) []Adapter) {
+	listed := change(slices.Clone(r.listed()))
+	r.adapters.Store(&listed)
+	r.loras.version++
+}
+
+func (r *Replica) listed() []Adapter {
+	if a := r.adapters.Load(); a != nil {
+		return *a
+	}
+	return nil
+}
+
+// Lists reports whether the engine lists an adapter of that name.
+func (r *Replica) Lists(name string) bool {
+	return slices.ContainsFunc(r.listed(), func(a Adapter) bool { return a.Name == name })
+}
+
+// HasAdapter reports whether the engine lists the adapter, from the path that it is to have it from.
+func (r *Replica) HasAdapter(a Adapter) bool { return slices.ContainsFunc(r.listed(), a.isOf) }
+
+func (a Adapter) isOf(listed Adapter) bool { return listed.is(a) }
 
 // MayLoad reports whether the replica is fit to load the adapter: it was not found unable to a moment
 // ago.
-func (r *Replica) MayLoad(name string) bool {
+func (r *Replica) MayLoad(a Adapter) bool {
 	r.loras.mu.Lock()
 	defer r.loras.mu.Unlock()
-	l := r.loras.loads[name]
+	l := r.loras.loads[a]
 	return l == nil || l.under() || r.now().Sub(l.since) >= l.pause
 }
 
-// LoadAdapter has the replica load an adapter, unless it lists it. The first caller's do asks the engine
-// and returns the adapters that it lists after that; who comes meanwhile waits for it, too. do
-// runs to its end even if ctx, which bounds only the wait, ends. It returns an error if
-// the engine does not list the adapter then.
-func (r *Replica) LoadAdapter(ctx context.Context, name string, do func() (listed []string, err error)) error {
-	l, mine := r.beginLoad(name)
+var errRestarted = errors.New("the engine restarted meanwhile")
+
+// LoadAdapter has the replica load an adapter, unless it lists it. The first caller's do asks the engine,
+// and returns nil if that lists it then; who comes meanwhile waits for it, too. do runs to
+// its end even if ctx, which bounds only the wait, ends.
+func (r *Replica) LoadAdapter(ctx context.Context, a Adapter, do func() error) error {
+	l, mine := r.beginLoad(a)
 	switch {
 	case l == nil:
 		return nil
 	case mine:
-		go func() {
-			listed, err := do()
-			r.endLoad(name, l, listed, err)
-		}()
+		go func() { r.endLoad(a, l, do()) }()
 	}
 	select {
 	case <-l.done:
@@ -96,73 +143,89 @@ func (r *Replica) LoadAdapter(ctx context.Context, name string, do func() (liste
 
 // beginLoad returns the load to wait for, nil if there is no need for one, and whether it is the
 // caller's to carry out.
-func (r *Replica) beginLoad(name string) (l *load, mine bool) {
+func (r *Replica) beginLoad(a Adapter) (l *adapterLoad, mine bool) {
 	r.loras.mu.Lock()
 	defer r.loras.mu.Unlock()
-	if r.HasAdapter(name) {
+	if r.HasAdapter(a) {
 		return nil, false
 	}
-	last := r.loras.loads[name]
-	if last != nil && last.under() {
-		return last, false
+	last := r.loras.loads[a]
+	if last != nil && (last.under() || r.now().Sub(last.since) < last.pause) {
+		return last, false // picked before it was known that it fails
 	}
-	l = &load{done: make(chan struct{}), since: r.now(), pause: loadPause}
+	l = &adapterLoad{done: make(chan struct{}), since: r.now(), pause: loadPause}
 	if last != nil {
 		l.pause = min(2*last.pause, maxLoadPause)
 	}
 	if r.loras.loads == nil {
-		r.loras.loads = make(map[string]*load)
+		r.loras.loads = make(map[Adapter]*adapterLoad)
 	}
-	r.loras.loads[name] = l
+	// What failed long ago says nothing any more: config may not even have it.
+	for other, l := range r.loras.loads {
+		if !l.under() && r.now().Sub(l.since) > 2*maxLoadPause {
+			delete(r.loras.loads, other)
+		}
+	}
+	r.loras.loads[a] = l
 	return l, true
 }
 
-// endLoad keeps what came of a load, unless the process that was asked is gone.
-func (r *Replica) endLoad(name string, l *load, listed []string, err error) {
+// endLoad keeps what came of a load, unless the process that was asked is gone, which has ended it.
+func (r *Replica) endLoad(a Adapter, l *adapterLoad, err error) {
 	r.loras.mu.Lock()
 	defer r.loras.mu.Unlock()
-	if err == nil && !slices.Contains(listed, name) {
-		err = fmt.Errorf("the engine says that it has loaded the adapter %q, and does not list it", name)
+	if r.loras.loads[a] != l {
+		return
 	}
 	l.err, l.since = err, r.now()
-	if r.loras.loads[name] == l {
-		if err == nil {
-			delete(r.loras.loads, name)
-			r.SetAdapters(listed)
-		}
-	} else if err == nil {
-		l.err = fmt.Errorf("the engine restarted while it loaded the adapter %q", name)
+	if err == nil {
+		delete(r.loras.loads, a)
+		r.relist(func(all []Adapter) []Adapter {
+			return append(slices.DeleteFunc(all, func(o Adapter) bool { return o.Name == a.Name }), a)
+		})
+	} else {
+		r.loras.unuse(a.Name)
 	}
 	close(l.done)
 }
 
-// LostAdapter notes that the engine does not know an adapter that it has listed.
-func (r *Replica) LostAdapter(name string) {
+// LostAdapter notes that the engine, as it was listed at that version, does not know an adapter that it
+// has listed. It returns false if the list has changed since.
+func (r *Replica) LostAdapter(version uint64, name string) bool {
 	r.loras.mu.Lock()
 	defer r.loras.mu.Unlock()
-	r.SetAdapters(slices.DeleteFunc(slices.Clone(r.Adapters()), func(a string) bool { return a == name }))
+	if version != r.loras.version {
+		return false
+	}
+	r.loras.unuse(name)
+	r.relist(func(all []Adapter) []Adapter {
+		return slices.DeleteFunc(all, func(o Adapter) bool { return o.Name == name })
+	})
+	return true
 }
 
 // AdapterStatuses returns what is known of adapters, sorted by name.
 func (r *Replica) AdapterStatuses() (all []AdapterStatus) {
 	r.loras.mu.Lock()
 	defer r.loras.mu.Unlock()
-	listed, state := r.Adapters(), AdapterReady
+	state := AdapterReady
 	if r.Health.State() == schedule.Down {
-		state = AdapterUnknown
+		state = AdapterStale
 	}
-	for _, name := range listed {
-		all = append(all, AdapterStatus{Name: name, State: state})
+	for _, a := range r.listed() {
+		all = append(all, AdapterStatus{Adapter: a, State: state})
 	}
-	for name, l := range r.loras.loads {
+	for a, l := range r.loras.loads {
 		switch {
-		case slices.Contains(listed, name): // by now, whoever brought it there
+		case r.HasAdapter(a): // by now, whoever brought it there
 		case l.under():
-			all = append(all, AdapterStatus{Name: name, State: AdapterLoading, Since: l.since})
+			all = append(all, AdapterStatus{Adapter: a, State: AdapterLoading, Since: l.since})
 		default:
-			all = append(all, AdapterStatus{Name: name, State: AdapterFailed, Reason: l.err.Error(), Since: l.since})
+			all = append(all, AdapterStatus{Adapter: a, State: AdapterFailed, Reason: l.err.Error(), Since: l.since})
 		}
 	}
-	slices.SortFunc(all, func(a, b AdapterStatus) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(all, func(a, b AdapterStatus) int {
+		return strings.Compare(a.Name+"\x00"+a.Path, b.Name+"\x00"+b.Path)
+	})
 	return all
 }

@@ -3,11 +3,12 @@ package fleet
 import (
 	"context"
 	"errors"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 )
+
+var sql, law = Adapter{"sql", "/loras/sql"}, Adapter{"law", "/loras/law"}
 
 // statuses are the states of a replica's adapters, by name.
 func statuses(r *Replica) map[string]AdapterState {
@@ -23,10 +24,10 @@ func statuses(r *Replica) map[string]AdapterState {
 func TestLoadAdapter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := hold(t, newClock())
-		calls, listed := 0, make(chan []string)
-		do := func() ([]string, error) {
+		calls, answer := 0, make(chan error)
+		do := func() error {
 			calls++
-			return <-listed, nil
+			return <-answer
 		}
 		gone, leave := context.WithCancel(t.Context())
 		errs := make([]error, 20)
@@ -35,101 +36,129 @@ func TestLoadAdapter(t *testing.T) {
 			if i == 0 {
 				ctx = gone
 			}
-			go func() { errs[i] = r.LoadAdapter(ctx, "sql", do) }()
+			go func() { errs[i] = r.LoadAdapter(ctx, sql, do) }()
 			synctest.Wait()
 		}
-		if s := r.AdapterStatuses(); len(s) != 1 || s[0].State != AdapterLoading || s[0].Since.IsZero() || r.HasAdapter("sql") || !r.MayLoad("sql") {
+		if s := r.AdapterStatuses(); len(s) != 1 || s[0].State != AdapterLoading || s[0].Since.IsZero() || r.HasAdapter(sql) || !r.MayLoad(sql) {
 			t.Errorf("%+v", s)
 		}
 		leave() // who began it may leave
 		synctest.Wait()
-		listed <- []string{"law", "sql"}
+		answer <- nil
 		synctest.Wait()
 		for i, err := range errs {
 			if i == 0 && !errors.Is(err, context.Canceled) || i > 0 && err != nil {
 				t.Errorf("%d: %v", i, err)
 			}
 		}
-		if s := statuses(r); len(s) != 2 || s["sql"] != AdapterReady || s["law"] != AdapterReady {
+		if s := statuses(r); len(s) != 1 || s["sql"] != AdapterReady {
 			t.Errorf("%v", s)
 		}
-		if err := r.LoadAdapter(t.Context(), "sql", do); err != nil || calls != 1 {
+		if err := r.LoadAdapter(t.Context(), sql, do); err != nil || calls != 1 {
 			t.Errorf("what is there: %v; %d loads", err, calls)
 		}
 	})
 }
 
 // TestLoadAdapterFails: what could not be loaded is tried again after a pause that doubles, and others may be
-// loaded meanwhile.
+// loaded meanwhile, the same from another path too.
 func TestLoadAdapterFails(t *testing.T) {
 	c := newClock()
 	r := hold(t, c)
-	fails := func() ([]string, error) { return nil, errors.New("no such file") }
+	calls := 0
+	fails := func() error { calls++; return errors.New("no such file") }
 	pause := time.Second
-	for range 8 {
-		if err := r.LoadAdapter(t.Context(), "sql", fails); err == nil || err.Error() != "no such file" {
-			t.Fatal(err)
+	for i := range 8 {
+		for range 2 { // the second was picked before it was known
+			if err := r.LoadAdapter(t.Context(), sql, fails); err == nil || err.Error() != "no such file" || calls != i+1 {
+				t.Fatalf("%v, %d calls", err, calls)
+			}
 		}
 		s := r.AdapterStatuses()
 		if len(s) != 1 || s[0].State != AdapterFailed || s[0].Reason != "no such file" || !s[0].Since.Equal(c.now()) {
 			t.Errorf("%+v", s)
 		}
 		c.advance(pause - time.Millisecond)
-		if r.MayLoad("sql") || !r.MayLoad("law") {
+		if r.MayLoad(sql) || !r.MayLoad(law) || !r.MayLoad(Adapter{"sql", "/elsewhere"}) {
 			t.Errorf("a pause of %v is not kept, or kept for others", pause)
 		}
 		c.advance(time.Millisecond)
-		if !r.MayLoad("sql") {
+		if !r.MayLoad(sql) {
 			t.Errorf("the pause is longer than %v", pause)
 		}
 		pause = min(2*pause, time.Minute)
 	}
-	if err := r.LoadAdapter(t.Context(), "sql", func() ([]string, error) { return []string{"law"}, nil }); err == nil {
-		t.Error("what the engine does not list counts as loaded")
-	}
-	if r.HasAdapter("law") {
-		t.Error("a load that failed tells of others")
-	}
 	c.advance(time.Hour)
-	if err := r.LoadAdapter(t.Context(), "sql", func() ([]string, error) { return []string{"sql"}, nil }); err != nil || !r.HasAdapter("sql") {
+	works := func() error { return nil }
+	if err := r.LoadAdapter(t.Context(), law, works); err != nil || len(r.AdapterStatuses()) != 1 {
+		t.Errorf("%v; what failed an hour ago is remembered: %+v", err, r.AdapterStatuses())
+	}
+	if err := r.LoadAdapter(t.Context(), sql, works); err != nil || !r.HasAdapter(sql) || !r.HasAdapter(law) {
 		t.Error(err)
 	}
-	r.LostAdapter("sql")
-	if err := r.LoadAdapter(t.Context(), "sql", fails); err == nil || r.HasAdapter("sql") {
+	r.LostAdapter(r.Listing(), "sql")
+	if err := r.LoadAdapter(t.Context(), sql, fails); err == nil || r.HasAdapter(sql) {
 		t.Error(err)
 	}
-	if c.advance(time.Second); !r.MayLoad("sql") {
+	if c.advance(time.Second); !r.MayLoad(sql) {
 		t.Error("what succeeded once does not begin with a short pause")
 	}
 }
 
-// TestRestartWhileLoading: a load that a process was asked for which is gone tells nothing of the one
-// that runs now.
+// TestRestartWhileLoading: a load that a process was asked for which is gone ends with it, and tells
+// nothing of the one that runs now.
 func TestRestartWhileLoading(t *testing.T) {
 	for name, restart := range map[string]func(*Replica){
 		"seen down":          (*Replica).Restarted,
 		"by the page's word": func(r *Replica) { r.SetStats(&Stats{At: time.Now(), Started: 2}) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := hold(t, newClock())
-			r.SetStats(&Stats{At: time.Now(), Started: 1})
-			err := r.LoadAdapter(t.Context(), "sql", func() ([]string, error) {
+			synctest.Test(t, func(t *testing.T) {
+				r := hold(t, newClock())
+				r.SetStats(&Stats{At: time.Now(), Started: 1})
+				r.SetAdapters(r.Listing(), []Adapter{law})
+				answer := make(chan error)
+				var err error
+				go func() { err = r.LoadAdapter(t.Context(), sql, func() error { return <-answer }) }()
+				synctest.Wait()
 				restart(r)
-				return []string{"sql"}, nil
+				synctest.Wait()
+				if !errors.Is(err, errRestarted) {
+					t.Errorf("who waits for it: %v", err)
+				}
+				answer <- nil
+				synctest.Wait()
+				if len(r.AdapterStatuses()) != 0 {
+					t.Errorf("%+v", r.AdapterStatuses())
+				}
 			})
-			if err == nil || r.HasAdapter("sql") || len(r.AdapterStatuses()) != 0 {
-				t.Errorf("%v, %+v", err, r.AdapterStatuses())
-			}
 		})
 	}
 }
 
-func TestLostAdapter(t *testing.T) {
+// TestAdapterLists: a list that was asked for before something became known does not count, and an
+// adapter from another path is another one.
+func TestAdapterLists(t *testing.T) {
 	r := hold(t, newClock())
-	names := []string{"a", "b"}
-	r.SetAdapters(names)
-	r.LostAdapter("a")
-	if r.HasAdapter("a") || !r.HasAdapter("b") || !slices.Equal(names, []string{"a", "b"}) {
-		t.Errorf("%v, %v", r.Adapters(), names)
+	names := []Adapter{sql, {Name: "old"}}
+	version := r.Listing()
+	if !r.SetAdapters(version, names) || !r.HasAdapter(sql) || r.HasAdapter(Adapter{"sql", "/loras/v2"}) || !r.HasAdapter(Adapter{"old", "/any"}) || !r.Lists("old") {
+		t.Errorf("%v", r.AdapterStatuses())
+	}
+	if err := r.LoadAdapter(t.Context(), Adapter{"sql", "/loras/v2"}, func() error { return nil }); err != nil || r.HasAdapter(sql) || len(r.AdapterStatuses()) != 2 {
+		t.Errorf("in place of another: %v, %v", err, r.AdapterStatuses())
+	}
+	if r.SetAdapters(version, names) || r.HasAdapter(sql) {
+		t.Error("an old list counts")
+	}
+	if r.LostAdapter(version, "sql") || !r.LostAdapter(r.Listing(), "sql") || r.Lists("sql") || !r.Lists("old") {
+		t.Errorf("%v", r.AdapterStatuses())
+	}
+	if !names[0].is(sql) {
+		t.Error("the list that was given has changed")
+	}
+	r.Health.ConnectFailed("connect: refused")
+	if s := statuses(r); s["old"] != AdapterStale {
+		t.Errorf("of one that is down: %v", s)
 	}
 }

@@ -16,18 +16,20 @@ type Loops[T any] struct {
 	mu       sync.Mutex
 	attached []*[]T
 	loops    map[*Replica]*loop[T]
+	ending   map[*Replica]chan struct{} // the loops that were told to end last, until they have
 	running  sync.WaitGroup
 }
 
 type loop[T any] struct {
 	target atomic.Pointer[T]
 	cancel context.CancelFunc
+	ended  chan struct{}
 }
 
 // NewLoops returns none. replica says which one a target is for; run is a loop, which returns when its
 // context ends, and reads its target anew each round, since a later config may say it differently.
 func NewLoops[T any](replica func(*T) *Replica, run func(ctx context.Context, target *atomic.Pointer[T])) *Loops[T] {
-	return &Loops[T]{replica: replica, run: run, loops: make(map[*Replica]*loop[T])}
+	return &Loops[T]{replica: replica, run: run, loops: make(map[*Replica]*loop[T]), ending: make(map[*Replica]chan struct{})}
 }
 
 // Attach starts the loops of the targets, one per replica, until the returned detach is called; calling
@@ -61,17 +63,36 @@ func (l *Loops[T]) apply() {
 		if want[r] == nil {
 			o.cancel()
 			delete(l.loops, r)
+			l.ending[r] = o.ended
 		}
 	}
 	for r, t := range want {
 		o := l.loops[r]
 		if o == nil {
-			ctx, cancel := context.WithCancel(context.Background())
-			o = &loop[T]{cancel: cancel}
-			o.target.Store(t)
+			o = l.begin(r, t)
 			l.loops[r] = o
-			l.running.Go(func() { l.run(ctx, &o.target) })
 		}
 		o.target.Store(t)
 	}
+}
+
+// begin starts the loop of a replica, as soon as the one before has ended. It needs mu.
+func (l *Loops[T]) begin(r *Replica, t *T) *loop[T] {
+	ctx, cancel := context.WithCancel(context.Background())
+	o := &loop[T]{cancel: cancel, ended: make(chan struct{})}
+	o.target.Store(t)
+	before := l.ending[r]
+	l.running.Go(func() {
+		if before != nil {
+			<-before
+		}
+		l.run(ctx, &o.target)
+		close(o.ended)
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if l.ending[r] == o.ended {
+			delete(l.ending, r)
+		}
+	})
+	return o
 }

@@ -10,9 +10,10 @@ import (
 // loras are the adapters that the gateway has sent requests for of late, the latest last: an engine
 // keeps those that it used last, and says only which ones it uses now.
 type loras struct {
-	mu    sync.Mutex
-	used  []string
-	loads map[string]*load // by adapter: those under way, and those that failed
+	mu      sync.Mutex
+	used    []string
+	version uint64                   // of what is known of the adapters that the engine lists
+	loads   map[Adapter]*adapterLoad // those under way, and those that failed
 }
 
 func (l *loras) use(name string, keep int) {
@@ -27,10 +28,21 @@ func (l *loras) use(name string, keep int) {
 	}
 }
 
+// reset forgets the process. It needs mu.
 func (l *loras) reset() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	for _, load := range l.loads {
+		if load.under() {
+			load.err = errRestarted
+			close(load.done)
+		}
+	}
 	l.used, l.loads = nil, nil
+	l.version++
+}
+
+// unuse notes that the engine does not have an adapter after all. It needs mu.
+func (l *loras) unuse(name string) {
+	l.used = slices.DeleteFunc(l.used, func(o string) bool { return o == name })
 }
 
 // UseLoRA notes that a request for an adapter goes to the replica.

@@ -55,7 +55,7 @@ type Replica struct {
 	page                     page
 	stats                    atomic.Pointer[Stats]
 	models                   atomic.Pointer[[]string]
-	adapters                 atomic.Pointer[[]string]
+	adapters                 atomic.Pointer[[]Adapter]
 	drain                    drainRate
 }
 
@@ -199,8 +199,10 @@ func (r *Replica) Epoch() uint64 { return r.epoch.Load() }
 // newProcess forgets what the process that ran before had in its memory.
 func (r *Replica) newProcess() {
 	r.epoch.Add(1)
-	r.loras.reset()
+	r.loras.mu.Lock()
+	defer r.loras.mu.Unlock()
 	r.adapters.Store(nil)
+	r.loras.reset()
 }
 
 // Restarted forgets what held for the process that ran before: statistics, the
@@ -230,17 +232,6 @@ func (r *Replica) SetModels(names []string) bool {
 		}
 	}
 	return false
-}
-
-// SetAdapters stores which of the names that the engine lists are those of LoRA adapters.
-func (r *Replica) SetAdapters(names []string) { r.adapters.Store(&names) }
-
-// Adapters returns what SetAdapters was told last.
-func (r *Replica) Adapters() []string {
-	if a := r.adapters.Load(); a != nil {
-		return *a
-	}
-	return nil
 }
 
 // Models returns the names that the engine lists, and whether it was ever

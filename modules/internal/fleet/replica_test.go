@@ -61,8 +61,6 @@ func TestTakeIsACompareAndSwap(t *testing.T) {
 	}
 }
 
-// Half of the requests abort, some of them twice, from any goroutine: at rest
-// every counter is 0, and new requests find the fleet even.
 // TestPrompts: the prompts of those whose answers have not begun are to be read; what is cached of them
 // takes memory, and is no work.
 func TestPrompts(t *testing.T) {
@@ -93,6 +91,8 @@ func TestPrompts(t *testing.T) {
 	expect(0, 0)
 }
 
+// Half of the requests abort, some of them twice, from any goroutine: at rest
+// every counter is 0, and new requests find the fleet even.
 func TestR01_CountersAreZeroAtRest(t *testing.T) {
 	f := New(nil)
 	var replicas []*Replica
@@ -112,6 +112,10 @@ func TestR01_CountersAreZeroAtRest(t *testing.T) {
 			if r.Inflight() < 1 {
 				t.Errorf("%d in flight while one is held", r.Inflight())
 			}
+			slot.Prompt(int64(rand.IntN(5000)), int64(rand.IntN(100)))
+			if rand.IntN(2) == 0 {
+				slot.Alive()
+			}
 			slot.Release()
 			if rand.IntN(2) == 0 {
 				slot.Release() // the close after an abort
@@ -120,8 +124,8 @@ func TestR01_CountersAreZeroAtRest(t *testing.T) {
 	}
 	wg.Wait()
 	for _, r := range replicas {
-		if r.Inflight() != 0 || r.PendingTokens() != 0 {
-			t.Errorf("%s has %d in flight, %d tokens at rest", r.ID, r.Inflight(), r.PendingTokens())
+		if c := fill(r, time.Now()); r.Inflight() != 0 || r.PendingTokens() != 0 || c.PrefillTokens != 0 {
+			t.Errorf("%s has %d in flight, %d tokens, %d of them to be read, at rest", r.ID, r.Inflight(), r.PendingTokens(), c.PrefillTokens)
 		}
 	}
 	replicas[1].Restarted()

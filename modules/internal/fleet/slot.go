@@ -79,10 +79,10 @@ func (s *Slot) Release() {
 	if s.begun {
 		s.replica.answering.Add(-1)
 	}
+	s.Prompt(0, 0)
 	s.replica.inflight.Add(-1)
 	s.replica.extra.Add(-s.extra)
 	s.replica.pending.Add(-s.tokens)
-	s.Prompt(0, 0)
 	if s.probe != 0 {
 		s.replica.Breaker.Abandoned(s.probe)
 	}

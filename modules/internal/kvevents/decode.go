@@ -48,14 +48,6 @@ type Event struct {
 	Medium []byte
 }
 
-// Batch is what is said of all events of a payload.
-type Batch struct {
-	// Time is when it was made, in Unix s.
-	Time float64
-	// Rank is the data-parallel rank.
-	Rank int
-}
-
 // maxBlockSize bounds the block size: beyond it sums could overflow.
 const maxBlockSize = 1 << 16
 
@@ -67,55 +59,48 @@ type Decoder struct {
 
 // Decode calls do for each event of a payload that is of a known type, until there is an error, after
 // which what came of the payload is not to be kept. The
-// payload is one array: time, events, and rank where the engine has some; what follows is ignored.
+// payload is one array: time, events, and what is ignored, such as the data-parallel rank. It returns
+// the time when it was made, in Unix s.
 // Events are maps with their type under "type", or arrays that begin with it, as in older versions.
-func (d *Decoder) Decode(payload []byte, do func(*Event)) (b Batch, err error) {
+func (d *Decoder) Decode(payload []byte, do func(*Event)) (made float64, err error) {
 	d.r = reader{b: payload}
 	r := &d.r
 	k, n, err := r.head()
 	if err != nil {
-		return b, err
+		return made, err
 	}
 	if k != kindArray || n < 2 {
-		return b, malformed("a batch is not an array of time and events")
+		return made, malformed("a batch is not an array of time and events")
 	}
 	switch k, v, err := r.head(); {
 	case err != nil:
-		return b, err
+		return made, err
 	case k == kindFloat:
-		b.Time = math.Float64frombits(v)
+		made = math.Float64frombits(v)
 	case k == kindInt:
-		b.Time = float64(v)
+		made = float64(v)
 	default:
 		if err := r.skipRest(k, v, maxDepth); err != nil {
-			return b, err
+			return made, err
 		}
 	}
 	k, events, err := r.head()
 	if err != nil {
-		return b, err
+		return made, err
 	}
 	if k != kindArray {
-		return b, malformed("the events are no array")
+		return made, malformed("the events are no array")
 	}
 	for range events {
 		if err := d.event(); err != nil {
-			return b, err
+			return made, err
 		}
 		if d.e.Type != 0 {
 			do(&d.e)
 		}
 	}
-	if n > 2 {
-		if k, v, err := r.head(); err == nil && k == kindInt && v < maxRanks {
-			b.Rank = int(v)
-		}
-	}
-	return b, nil
+	return made, nil
 }
-
-// maxRanks bounds the data-parallel ranks that are believed.
-const maxRanks = 1024
 
 // positions are the fields of events that are arrays.
 var positions = map[Type][]string{

@@ -235,7 +235,7 @@ func (s *session) drop() {
 // apply changes the view by the next message.
 func (s *session) apply(m message) error {
 	var fault error
-	b, err := s.d.Decode(m.payload, func(e *Event) {
+	made, err := s.d.Decode(m.payload, func(e *Event) {
 		if e.Type == Stored {
 			s.f.blockSize.Store(int64(e.BlockSize))
 		}
@@ -250,8 +250,8 @@ func (s *session) apply(m message) error {
 	s.f.batches.Add(1)
 	s.f.blocks.Store(int64(s.view.Blocks()))
 	s.f.orphans.Store(s.view.Orphans)
-	if b.Time > 0 {
-		s.f.lag.Store(int64(time.Since(time.UnixMicro(int64(b.Time * 1e6)))))
+	if made > 0 {
+		s.f.lag.Store(int64(time.Since(time.UnixMicro(int64(made * 1e6)))))
 	}
 	return fault
 }

@@ -58,6 +58,8 @@ const (
 	// ReasonAbsent is for replicas to which the request's adapter would have to be brought, while
 	// others have it.
 	ReasonAbsent = "adapter_absent"
+	// ReasonAdapter is for replicas that could not load the request's adapter a moment ago.
+	ReasonAdapter = "adapter_failed"
 )
 
 // stalePenalty is the share of the highest possible total that a replica loses
@@ -191,6 +193,9 @@ func reject(p *Profile, req *schedule.Request, r *schedule.Replica) string {
 	}
 	if r.Tried {
 		return ReasonTried
+	}
+	if r.Adapter == schedule.AdapterFailed {
+		return ReasonAdapter
 	}
 	for _, f := range p.Filters {
 		if reason := f.Filter.Filter(req, r); reason != "" {

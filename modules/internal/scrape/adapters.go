@@ -8,47 +8,74 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 
+	"github.com/llmgw/llmgw/modules/internal/fleet"
 	"github.com/llmgw/llmgw/modules/internal/openai"
 )
 
 // maxLoadAnswer bounds what is read of an engine's answer.
 const maxLoadAnswer = 64 << 10
 
-// loadPaths are where engines are asked to load an adapter: vLLM, if it runs with
-// VLLM_ALLOW_RUNTIME_LORA_UPDATING, and SGLang.
-var loadPaths = map[string][]string{
-	"vllm":   {"/v1/load_lora_adapter"},
-	"sglang": {"/load_lora_adapter"},
-	"":       {"/v1/load_lora_adapter", "/load_lora_adapter"},
+// loading is where engines are asked to load adapters, and by what name they are asked for one.
+type loading struct {
+	load, unload string
+	served       func(base, name string) string
+}
+
+// loadings are the engines that load adapters: vLLM, if it runs with
+// VLLM_ALLOW_RUNTIME_LORA_UPDATING, for which any is taken that is not named; and SGLang, which takes a
+// name without its base model's for the base model.
+var loadings = map[string]*loading{
+	"":       {"/v1/load_lora_adapter", "/v1/unload_lora_adapter", func(_, name string) string { return name }},
+	"vllm":   {"/v1/load_lora_adapter", "/v1/unload_lora_adapter", func(_, name string) string { return name }},
+	"sglang": {"/load_lora_adapter", "/unload_lora_adapter", func(base, name string) string { return base + ":" + name }},
 }
 
 // LoadsAdapters reports whether engines of this kind load LoRA adapters when asked to.
-func LoadsAdapters(engine string) bool { return loadPaths[engine] != nil }
+func LoadsAdapters(engine string) bool { return loadings[engine] != nil }
 
-// LoadAdapter has the engine load a LoRA adapter, from a path that is the engine's to understand, and
-// returns the adapters that it lists after that. The caller bounds ctx.
-func (t *Target) LoadAdapter(ctx context.Context, name, path string) (listed []string, err error) {
-	body, err := json.Marshal(map[string]string{"lora_name": name, "lora_path": path})
+// ServedAdapter returns by what name an engine of a kind that loads adapters is asked for one.
+func ServedAdapter(engine, base, name string) string { return loadings[engine].served(base, name) }
+
+// LoadAdapter has the engine load a LoRA adapter, in place of one of the same name from another path if
+// there is one. It returns nil if the engine lists it then. The caller bounds ctx.
+func (t *Target) LoadAdapter(ctx context.Context, a fleet.Adapter) error {
+	how := loadings[t.Engine]
+	_, listed, err := t.models(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	for _, at := range loadPaths[t.Engine] {
-		if err = t.load(ctx, at, body); !errors.Is(err, errNoLoading) {
-			break
+	if slices.ContainsFunc(listed, func(o fleet.Adapter) bool { return o.Name == a.Name && o.Path != "" && o.Path != a.Path }) {
+		if err := t.ask(ctx, how.unload, map[string]string{"lora_name": a.Name}); err != nil {
+			return err
 		}
 	}
-	if err != nil {
-		return nil, err
+	// Whether somebody else has loaded it meanwhile, the list will tell.
+	if err := t.ask(ctx, how.load, map[string]string{"lora_name": a.Name, "lora_path": a.Path}); err != nil && !errors.Is(err, errLoaded) {
+		return err
 	}
-	_, listed, err = t.models(ctx)
-	return listed, err
+	if _, listed, err = t.models(ctx); err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(listed, func(o fleet.Adapter) bool { return o.Name == a.Name && (o.Path == "" || o.Path == a.Path) }) {
+		return fmt.Errorf("the engine says that it has loaded the adapter %q, and does not list it", a.Name)
+	}
+	return nil
 }
 
-var errNoLoading = errors.New("the engine loads no adapters when asked to: vLLM has to run with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, SGLang with --enable-lora")
+var (
+	errNoLoading = errors.New("the engine loads no adapters when asked to: vLLM has to run with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, SGLang with --enable-lora and `engine sglang` at its endpoint")
+	errLoaded    = errors.New("the adapter is loaded already")
+)
 
-func (t *Target) load(ctx context.Context, path string, body []byte) error {
+// ask posts to the engine.
+func (t *Target) ask(ctx context.Context, path string, v any) error {
+	body, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
 	u := *t.Replica.URL
 	u.Path += path
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, u.String(), bytes.NewReader(body))
@@ -69,9 +96,13 @@ func (t *Target) load(ctx context.Context, path string, body []byte) error {
 	case res.StatusCode < 300:
 		return nil
 	case res.StatusCode == http.StatusBadRequest && strings.Contains(string(text), "already"):
-		return nil // whoever it was; the list of models will tell
+		return errLoaded
 	case res.StatusCode == http.StatusMethodNotAllowed || res.StatusCode == http.StatusNotFound && !strings.Contains(string(text), `"message"`):
 		return errNoLoading
 	}
-	return fmt.Errorf("the engine answered %d: %s", res.StatusCode, openai.Normalize(res.StatusCode, text).Message)
+	message := openai.Normalize(res.StatusCode, text).Message
+	if t.APIKey != "" {
+		message = strings.ReplaceAll(message, t.APIKey, "[redacted]")
+	}
+	return fmt.Errorf("the engine answered %d: %s", res.StatusCode, message)
 }

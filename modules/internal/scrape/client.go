@@ -20,7 +20,7 @@ import (
 // The limits of what an engine may answer.
 const (
 	maxModelsBody = 4 << 20
-	maxModels     = 1000
+	maxModels     = 4000
 	maxModelName  = 256
 	maxRedirects  = 3
 )
@@ -110,7 +110,7 @@ func noMetrics(now time.Time) *fleet.Stats {
 // models asks what the engine serves: the ids of its models, adapters
 // included, and the aliases that llama.cpp adds. What could not be a model's
 // name in config is left out, and so is what is beyond the limits.
-func (t *Target) models(ctx context.Context) (names, adapters []string, err error) {
+func (t *Target) models(ctx context.Context) (names []string, adapters []fleet.Adapter, err error) {
 	res, err := t.get(ctx, "/v1/models")
 	if err != nil {
 		return nil, nil, err
@@ -123,8 +123,9 @@ func (t *Target) models(ctx context.Context) (names, adapters []string, err erro
 		Data []struct {
 			ID      string   `json:"id"`
 			Aliases []string `json:"aliases"`
-			// Parent is the base model of an adapter.
+			// Parent is the base model of an adapter, Root where that comes from.
 			Parent *string `json:"parent"`
+			Root   string  `json:"root"`
 		} `json:"data"`
 	}
 	if err := json.NewDecoder(io.LimitReader(res.Body, maxModelsBody)).Decode(&list); err != nil {
@@ -140,7 +141,7 @@ func (t *Target) models(ctx context.Context) (names, adapters []string, err erro
 			seen[name] = true
 			names = append(names, name)
 			if m.Parent != nil && *m.Parent != "" {
-				adapters = append(adapters, name)
+				adapters = append(adapters, fleet.Adapter{Name: name, Path: m.Root})
 			}
 		}
 	}

@@ -203,6 +203,7 @@ func (w *watcher) sayAlone(r *fleet.Replica) {
 func (w *watcher) models(ctx context.Context, t *Target) {
 	bounded, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
+	version := t.Replica.Listing()
 	names, adapters, err := t.models(bounded)
 	if ctx.Err() != nil {
 		return
@@ -217,7 +218,9 @@ func (w *watcher) models(ctx context.Context, t *Target) {
 	}
 	w.blind = ""
 	w.learn = w.manager.now().Add(relearnInterval)
-	t.Replica.SetAdapters(adapters)
+	if !t.Replica.SetAdapters(version, adapters) {
+		w.learn = w.manager.now().Add(relearnPause)
+	}
 	if t.Replica.SetModels(names) {
 		w.manager.modelsChanged()
 	}
