@@ -54,6 +54,7 @@ func newBeginning() *beginning {
 
 func (b *beginning) free() {
 	b.prompt = prompt{}
+	b.chain.Reset(0) // it holds the index
 	beginnings.Put(b)
 }
 

@@ -143,6 +143,36 @@ func fill(t testing.TB, v *View, seed uint32, blocks int) {
 	}
 }
 
+// TestIndexLeak: engines that come and go, and blocks that are evicted, leave nothing behind.
+func TestIndexLeak(t *testing.T) {
+	x := NewIndex(1 << 20)
+	kept := x.NewView()
+	for i := range uint32(2000) {
+		v := x.NewView()
+		fill(t, v, 0, 100) // all have the same blocks
+		if i%2 == 0 {
+			for _, e := range []*Event{{Type: Removed, Hashes: []uint64{1, 2, 3}}, {Type: Cleared}} {
+				if err := v.Apply(e); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		fill(t, kept, i, 100)
+		if err := kept.Apply(&Event{Type: Cleared}); err != nil {
+			t.Fatal(err)
+		}
+		v.Drop()
+	}
+	if n := x.Size(); n != 0 || kept.Blocks() != 0 {
+		t.Errorf("%d pairs and %d blocks are left of none", n, kept.Blocks())
+	}
+	for i := range x.shards {
+		if n := len(x.shards[i].holders); n != 0 {
+			t.Errorf("shard %d keeps %d keys", i, n)
+		}
+	}
+}
+
 // TestIndexMemory: what the index takes is about what it says.
 func TestIndexMemory(t *testing.T) {
 	const limit = 32 << 20

@@ -29,8 +29,8 @@ type Index struct {
 	unused  []uint32          // caches
 	byKey   map[uint64]uint32 // by replica
 	gone    []uint32          // caches of replicas that are gone, or have lost theirs
-	path    []uint32          // scratch space
 	seen    uint64            // counts the looks
+	changes uint64            // counts the nodes that came and went
 }
 
 // cache is what one replica holds.
@@ -114,18 +114,21 @@ func (x *Index) Match(c *Chain, keys []Key, held []Held) (shared int) {
 	return shared
 }
 
-// walk returns the nodes of a prompt, as far as there are any. They are good until the next call. It
-// needs mu.
+// walk returns the nodes of a prompt, as far as there are any. They are good until the index changes, and
+// kept in the chain for who asks again before that. It needs mu.
 func (x *Index) walk(c *Chain) []uint32 {
-	x.path = x.path[:0]
+	if c.walked == x && c.changes == x.changes && c.of == len(c.Blocks) {
+		return c.path
+	}
+	c.walked, c.changes, c.of, c.path = x, x.changes, len(c.Blocks), c.path[:0]
 	for _, b := range c.Blocks {
 		i := x.find(b.Hash)
 		if i == none {
 			break
 		}
-		x.path = append(x.path, i)
+		c.path = append(c.path, i)
 	}
-	return x.path
+	return c.path
 }
 
 // cache returns the one of a key, nil if nothing is known of it. What was known of one that has
@@ -349,6 +352,7 @@ func (x *Index) add(own, last uint32, b Block) uint32 {
 			parent = x.entries.at(last).node
 			x.nodes.at(parent).children++
 		}
+		x.changes++
 		if i = x.nodes.take(); i == x.buckets.n {
 			x.buckets.split(&x.nodes)
 		}

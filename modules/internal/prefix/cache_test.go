@@ -183,6 +183,9 @@ func TestIndex(t *testing.T) {
 			capacities[i] = rapid.SampledFrom([]int64{0, 100, 500, 2000}).Draw(t, "capacity")
 		}
 		draw := func() *Chain {
+			if n := len(chains); n > 0 && rapid.Bool().Draw(t, "again") { // it knows where it was found
+				return chains[rapid.IntRange(0, n-1).Draw(t, "which")]
+			}
 			var parts []string
 			for range rapid.IntRange(0, 6).Draw(t, "parts") {
 				parts = append(parts, strings.Repeat(rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "part"), 100))
@@ -302,6 +305,30 @@ func TestMemory(t *testing.T) {
 		t.Errorf("of two alike one has %d blocks, the other %d", a, b)
 	}
 	runtime.KeepAlive(x)
+}
+
+// TestIndexLeak: replicas that come, restart and go leave nothing behind, however many they are.
+func TestIndexLeak(t *testing.T) {
+	x := New(8 << 20)
+	var c Chain
+	for i := range uint64(20_000) {
+		c.Reset(i)
+		c.Add(text[:4000])
+		x.Insert(&c, Key{Replica: i, Epoch: 1}, 1<<20)
+		x.Insert(&c, Key{Replica: i, Epoch: 2}, 1<<20)
+		if i >= 3 {
+			x.Forget(i - 3)
+		}
+	}
+	if n, limit := len(x.caches), 8; n > limit || len(x.byKey) != 3 {
+		t.Errorf("%d caches are kept of three replicas, %d keys", n, len(x.byKey))
+	}
+	for len(x.gone) > 0 {
+		x.tidy()
+	}
+	if bytes, blocks := x.Memory(); blocks != 3*len(c.Blocks) || bytes > 1<<20 {
+		t.Errorf("%d bytes, %d blocks, of three prompts of %d", bytes, blocks, len(c.Blocks))
+	}
 }
 
 // TestOneLargerThanAll: a prompt for which there is no room is kept as far as there is.

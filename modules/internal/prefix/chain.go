@@ -39,13 +39,18 @@ type Chain struct {
 	digest xxhash.Digest
 	begin  int // of the block that is being filled
 	end    int
+
+	path    []uint32 // its nodes in the index that it was looked up in last, of when that had
+	walked  *Index   // changed so often, and the chain so many blocks
+	changes uint64
+	of      int
 }
 
 // Reset makes it the chain of an empty prompt. Chains are comparable only where the seed is the
 // same.
 func (c *Chain) Reset(seed uint64) {
 	c.digest.ResetWithSeed(seed)
-	c.Blocks, c.Bytes, c.begin, c.end = c.Blocks[:0], 0, 0, minBlock
+	c.Blocks, c.Bytes, c.begin, c.end, c.walked = c.Blocks[:0], 0, 0, minBlock, nil
 }
 
 // Tag adds what the cached state depends on and that is no part of the prompt: the names of

@@ -138,6 +138,7 @@ func (x *Index) evict(own uint32) {
 	if n.holders--; n.holders > 0 {
 		return
 	}
+	x.changes++
 	if n.parent != none {
 		x.nodes.at(n.parent).children--
 	}
