@@ -93,6 +93,9 @@ func (b *beginning) read(rt *Runtime, m *catalog.Model, p prompt) {
 	b.salt = salt(m, p)
 	b.chain.Reset(rt.Prefix.Seed())
 	b.chain.Tag(m.Name)
+	if len(m.Endpoints) > 0 && m.Endpoints[0].Adapter != nil {
+		b.chain.Tag(m.Endpoints[0].Adapter.Path) // from elsewhere it is another
+	}
 	b.chain.Tag(b.salt)
 	p.fields.Prefix(p.body, b.chain.Add)
 	b.known = b.chain.Bytes > 0

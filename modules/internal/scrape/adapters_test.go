@@ -12,7 +12,7 @@ import (
 )
 
 // TestLoadAdapter: an engine is asked to load an adapter in its own way, in place of one of the same name,
-// and what it lists after that is what counts. The errors are as vLLM 0.24 gives them.
+// and what it lists after that is what counts. The errors are as vLLM 0.32 gives them.
 func TestLoadAdapter(t *testing.T) {
 	const loaded = `{"error":{"message":"The lora adapter 'sql' has already been loaded. If you want to load the adapter in place, set 'load_inplace' to True.","type":"InvalidUserInput","param":null,"code":400}}`
 	for _, c := range []struct {
