@@ -141,6 +141,7 @@ type replica struct {
 
 	Adapters []struct {
 		Name   string `json:"name"`
+		Path   string `json:"path"`
 		Status string `json:"status"`
 		Reason string `json:"reason"`
 	} `json:"adapters"`

@@ -134,6 +134,30 @@ func TestLoRAOnDemand(t *testing.T) {
 	posted(t, lab.doomedURL+"/v1/unload_lora_adapter", object{"lora_name": poet})
 	answer(poet)
 
+	// Somebody puts another in its place, which is seen when the engine is asked what it serves.
+	other := lab.adapterFolder("other")
+	if err := writeAdapter(other); err != nil {
+		t.Fatal(err)
+	}
+	posted(t, lab.doomedURL+"/v1/unload_lora_adapter", object{"lora_name": poet})
+	posted(t, lab.doomedURL+"/v1/load_lora_adapter", object{"lora_name": poet, "lora_path": other})
+	eventually(t, patience, func() error {
+		r, err := lab.replicaAt(lab.doomedURL)
+		if err != nil {
+			return err
+		}
+		for _, a := range r.Adapters {
+			if a.Name == poet && a.Path == other {
+				return nil
+			}
+		}
+		return errStill("%+v", r.Adapters)
+	})
+	answer(poet)
+	if list, err := get(lab.doomedURL + "/v1/models"); err != nil || strings.Contains(string(list), other) || !strings.Contains(string(list), lab.adapterFolder(poet)) {
+		t.Errorf("it is not loaded from where config says: %s, %v", list, err)
+	}
+
 	_ = syscall.Kill(-p.pid, syscall.SIGKILL)
 	<-p.done
 	followed(t, lab.doomedURL, false)

@@ -55,6 +55,9 @@ func (m *Model) buildAdapters(base *catalog.Model) (models []*catalog.Model, err
 				return nil, fmt.Errorf("adapter %q: %s loads its adapters when it starts: list it there, and declare it with served_model", a.Name, e.Engine)
 			}
 			at, served := *e, e.Served(base)
+			if e.Engine == "sglang" && strings.Contains(served, ":") {
+				return nil, fmt.Errorf("adapter %q: SGLang takes %q up to its colon for the model, and the rest for an adapter: give it another name with --served-model-name", a.Name, served)
+			}
 			at.Adapter = &catalog.Adapter{Name: a.Name, Path: a.Path, Base: served}
 			at.ServedModel = scrape.ServedAdapter(e.Engine, served, a.Name)
 			one.Endpoints = append(one.Endpoints, &at)
@@ -78,7 +81,8 @@ func (a *App) loadAdapter(m *catalog.Model, e *catalog.Endpoint) error {
 	t := scrape.Target{Replica: e.Replica, Engine: e.Engine, APIKey: e.APIKey, Client: client}
 	begun, outcome := now(), "ok"
 	if err = t.LoadAdapter(ctx, fleet.Adapter{Name: e.Adapter.Name, Path: e.Adapter.Path}); err != nil {
-		outcome = "error" // who asked for it says why
+		outcome = "error"
+		logger().Warn("replica could not load an adapter", "replica", e.Replica.ID, "adapter", e.Adapter.Name, "error", err)
 	} else {
 		logger().Info("replica has loaded an adapter", "replica", e.Replica.ID, "adapter", e.Adapter.Name, "took", now().Sub(begun))
 	}

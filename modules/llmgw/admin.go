@@ -54,6 +54,7 @@ type ReplicaStatus struct {
 // loading, failed, or unknown while the replica is down.
 type AdapterStatus struct {
 	Name   string  `json:"name"`
+	Path   string  `json:"path,omitempty"`
 	Status string  `json:"status"`
 	Reason string  `json:"reason,omitempty"`
 	Since  *string `json:"since,omitempty"`
@@ -61,7 +62,7 @@ type AdapterStatus struct {
 
 func adapterStatuses(r *fleet.Replica) (all []AdapterStatus) {
 	for _, a := range r.AdapterStatuses() {
-		s := AdapterStatus{Name: a.Name, Status: string(a.State), Reason: a.Reason}
+		s := AdapterStatus{Name: a.Name, Path: a.Path, Status: string(a.State), Reason: a.Reason}
 		if !a.Since.IsZero() {
 			text := a.Since.UTC().Format(time.RFC3339)
 			s.Since = &text

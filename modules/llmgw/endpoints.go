@@ -179,9 +179,11 @@ func (t *transports) client(s catalog.TLS) (*http.Client, error) {
 	if err != nil {
 		return nil, err
 	}
+	// What has a shorter limit of its own, such as a scrape, is to end by that.
+	patience := max(t.connectTimeout, 5*time.Second)
 	c := scrape.NewClient(&http.Transport{
-		TLSClientConfig: config, TLSHandshakeTimeout: t.connectTimeout,
-		DialContext: (&net.Dialer{Timeout: t.connectTimeout}).DialContext,
+		TLSClientConfig: config, TLSHandshakeTimeout: patience,
+		DialContext: (&net.Dialer{Timeout: patience}).DialContext,
 		// Engines close idle connections after 5 s; a scrape comes each second.
 		IdleConnTimeout: 4 * time.Second, MaxIdleConnsPerHost: 1, DisableCompression: true,
 	})

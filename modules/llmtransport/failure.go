@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"strings"
 	"syscall"
@@ -45,11 +44,10 @@ func failed(ctx context.Context, x *exchange.Exchange, limit, err error) (_ *htt
 
 // notLoaded notes what it means that a replica has not loaded the adapter that a request is for.
 func notLoaded(ctx context.Context, x *exchange.Exchange, err error) (*http.Response, bool, error) {
-	op, ok := errors.AsType[*net.OpError](err)
 	switch {
 	case exchange.IsTotal(err):
 		return failed(ctx, x, err, err)
-	case ok && op.Op == "dial":
+	case errors.Is(err, syscall.ECONNREFUSED):
 		return failed(ctx, x, nil, unconnected{err})
 	case ctx.Err() != nil || isShortage(err):
 		return failed(ctx, x, nil, err)

@@ -2,6 +2,8 @@ package exchange
 
 import (
 	"context"
+	"net/http"
+	"strings"
 
 	"github.com/llmgw/llmgw/modules/internal/catalog"
 	"github.com/llmgw/llmgw/modules/internal/fleet"
@@ -48,14 +50,17 @@ func (x *Exchange) LoadAdapter(ctx context.Context) error {
 	begun := x.rt.Now()
 	ctx, cancel := context.WithTimeoutCause(ctx, m.Reliability.Total-begun.Sub(x.Start), errTotal)
 	defer cancel()
-	err := e.Replica.LoadAdapter(ctx, a, func() error {
-		if x.rt.Hold != nil {
-			if !x.rt.Hold() {
+	err := e.Replica.LoadAdapter(ctx, a, func() func() error {
+		held := x.rt.Hold == nil || x.rt.Hold() // the load may outlive the request
+		return func() error {
+			if !held {
 				return errEnded
 			}
-			defer x.rt.Release()
+			if x.rt.Hold != nil {
+				defer x.rt.Release()
+			}
+			return x.rt.LoadAdapter(m, e)
 		}
-		return x.rt.LoadAdapter(m, e)
 	})
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -65,18 +70,25 @@ func (x *Exchange) LoadAdapter(ctx context.Context) error {
 }
 
 // NotLoaded notes that the current replica could not load the adapter. It returns whether the
-// request may go to another one.
+// request may go to another one, which takes nothing from the budget: many may have waited for the
+// one load, and none was sent.
 func (x *Exchange) NotLoaded(err error) (retry bool) {
 	x.Fail(FailWith(ErrReplica, err, "the replica could not load the model `%s`", clip(x.Requested, 128)))
-	return x.MayRetry()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.elsewhere() || x.fallback() != nil
 }
+
+// sglangLost is in the answer by which SGLang says that it does not know an adapter.
+const sglangLost = "LoRA adapters are not loaded"
 
 // adapterLost notes an answer that says that the engine does not have the adapter which it has listed: it
 // restarted, or somebody unloaded it. It returns whether that is so; then the same replica may load
 // it again, once.
 func (x *Exchange) adapterLost(e *openai.Error) bool {
 	at := x.Endpoint()
-	if e.Code != openai.CodeModelNotFound || at == nil || at.Adapter == nil {
+	unknown := e.Code == openai.CodeModelNotFound || e.Status == http.StatusBadRequest && strings.Contains(e.Message, sglangLost)
+	if !unknown || at == nil || at.Adapter == nil {
 		return false
 	}
 	x.mu.Lock()

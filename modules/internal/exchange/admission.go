@@ -93,8 +93,8 @@ func (x *Exchange) full() bool {
 		case !e.Replica.TakesMany(now, n):
 		case s == schedule.Full, s == schedule.Ready && slices.Contains(x.turnedAway, e.Replica):
 			full = true
-		case fit(e) && !slices.Contains(x.tried, e.Replica):
-			return false
+		case s == schedule.Ready && !slices.Contains(x.tried, e.Replica):
+			return false // to the gate it has room, whatever the request could not go there for
 		}
 	}
 	return full

@@ -1,11 +1,13 @@
 package exchange
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/llmgw/llmgw/modules/internal/catalog"
@@ -62,7 +64,7 @@ func TestSixtyAdapters(t *testing.T) {
 			i := int(float64(adapters) * random.Float64() * random.Float64() * random.Float64()) // the first are hot
 			x := w.ask(t, fmt.Sprintf(`{"model":%q,"messages":[]}`, names[i]))
 			r := mustPick(t, x).Replica
-			if err := r.LoadAdapter(t.Context(), listed[i], func() error { brought++; return nil }); err != nil {
+			if err := r.LoadAdapter(t.Context(), listed[i], func() func() error { return func() error { brought++; return nil } }); err != nil {
 				t.Fatal(err)
 			}
 			at := r.ID
@@ -150,4 +152,42 @@ func TestAdapterLost(t *testing.T) {
 	a.End()
 	b.End()
 	w.atRest(t)
+}
+
+// TestFullBesideFailed: with one replica that is full and another that could not load the adapter a request
+// ends, however much room the other has.
+func TestFullBesideFailed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var second *catalog.Endpoint
+		w := gated(t, 0, func(m *catalog.Model) {
+			u, _ := fleet.ParseURL("gpu3:8000")
+			r, release := fleet.New(nil).Hold(u)
+			t.Cleanup(release)
+			second = &catalog.Endpoint{Replica: r, Pool: "default", Priority: 100, Weight: 1}
+			m.Fallbacks, m.Endpoints = nil, append(m.Endpoints, second)
+			for _, e := range m.Endpoints {
+				e.Adapter = &catalog.Adapter{Name: "sql", Path: "/loras/sql", Base: "m"}
+			}
+		})
+		full := w.fleet.Find("gpu1:8000")
+		full.SetAdapters(full.Listing(), []fleet.Adapter{{Name: "sql", Path: "/loras/sql"}})
+		fails := func() func() error { return func() error { return errors.New("no such file") } }
+		if err := second.Replica.LoadAdapter(t.Context(), loadable(second), fails); err == nil {
+			t.Fatal("it did not fail")
+		}
+		runs, _ := full.Take(-1, 1)
+		refused, _ := full.Take(-1, 1)
+		refused.Refused("answered 429", 0, time.Minute)
+		refused.Release()
+		x := w.ask(t, chatBody)
+		if err := x.Admit(t.Context(), Class{}); err != nil {
+			t.Fatal(err)
+		}
+		if e := x.PickOrWait(t.Context()); e != nil || !errors.Is(x.Err(), ErrFull) {
+			t.Errorf("it goes to %v, %v", e, x.Err())
+		}
+		x.End()
+		runs.Release()
+		w.atRest(t)
+	})
 }

@@ -172,8 +172,8 @@ func (x *Exchange) pickServing(b *beginning) (*catalog.Endpoint, error) {
 		x.lease.Placed()
 		x.cache, x.matched = b.decided(d, &req), d.Candidates[d.Pick].Cached
 		b.went(x.rt, e)
-		if d.Candidates[d.Pick].Adapter != schedule.AdapterNone {
-			e.Replica.UseLoRA(e.Served(m))
+		if name, _, ok := adapter(m, e); ok {
+			e.Replica.UseLoRA(name)
 		}
 		x.attempts++
 		x.tries++
@@ -208,7 +208,7 @@ func (x *Exchange) pinned(d *pipeline.Decision) bool {
 	}
 	for i := range d.Candidates {
 		c := &d.Candidates[i]
-		if c.ID == x.Wishes.Replica && c.State == schedule.Ready && !c.Tried {
+		if c.ID == x.Wishes.Replica && c.State == schedule.Ready && !c.Tried && c.Adapter != schedule.AdapterFailed {
 			d.Pick = i
 			return true
 		}

@@ -134,6 +134,11 @@ func (b *beginning) exactly(rt *Runtime, tokens []uint32) {
 		}
 	}
 	rt.KV.Match(&kvevents.Prompt{Tokens: tokens, LoRA: lora, Salt: b.salt}, replicas, b.exact)
+	for i, r := range replicas {
+		if lora != "" && r.Replaced(lora) { // whose blocks these are the events do not say
+			b.exact[i] = -1
+		}
+	}
 }
 
 // base is the name to ask an endpoint's engine by for the tokens of a prompt, which are those of the

@@ -19,7 +19,7 @@ const (
 
 // Adapter names a LoRA adapter.
 type Adapter struct {
-	// Name is what it is asked for by, Path where the engine has it from, "" if it does not say.
+	// Name is what the engine lists it by, Path where the engine has it from, "" if it does not say.
 	Name, Path string
 }
 
@@ -28,6 +28,7 @@ func (a Adapter) is(b Adapter) bool { return a.Name == b.Name && (a.Path == b.Pa
 
 // adapterLoad is a try to load an adapter, under way until done is closed.
 type adapterLoad struct {
+	path  string
 	done  chan struct{}
 	err   error
 	since time.Time // when it began, or ended
@@ -116,28 +117,34 @@ func (a Adapter) isOf(listed Adapter) bool { return listed.is(a) }
 func (r *Replica) MayLoad(a Adapter) bool {
 	r.loras.mu.Lock()
 	defer r.loras.mu.Unlock()
-	l := r.loras.loads[a]
-	return l == nil || l.under() || r.now().Sub(l.since) >= l.pause
+	l := r.loras.loads[a.Name]
+	return l == nil || l.path != a.Path || l.under() || r.now().Sub(l.since) >= l.pause
 }
 
 var errRestarted = errors.New("the engine restarted meanwhile")
 
-// LoadAdapter has the replica load an adapter, unless it lists it. The first caller's do asks the engine,
-// and returns nil if that lists it then; who comes meanwhile waits for it, too. do runs to
+// LoadAdapter has the replica load an adapter, unless it lists it. The first caller's begin is called, and
+// what it returns asks the engine, and returns nil if that lists the adapter then; who comes
+// meanwhile waits for it, too, and who wants the same from another path comes after that. It runs to
 // its end even if ctx, which bounds only the wait, ends.
-func (r *Replica) LoadAdapter(ctx context.Context, a Adapter, do func() error) error {
-	l, mine := r.beginLoad(a)
-	switch {
-	case l == nil:
-		return nil
-	case mine:
-		go func() { r.endLoad(a, l, do()) }()
-	}
-	select {
-	case <-l.done:
-		return l.err
-	case <-ctx.Done():
-		return context.Cause(ctx)
+func (r *Replica) LoadAdapter(ctx context.Context, a Adapter, begin func() (load func() error)) error {
+	for {
+		l, mine := r.beginLoad(a)
+		switch {
+		case l == nil:
+			return nil
+		case mine:
+			load := begin()
+			go func() { r.endLoad(a, l, load()) }()
+		}
+		select {
+		case <-l.done:
+			if l.path == a.Path {
+				return l.err
+			}
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
 	}
 }
 
@@ -149,59 +156,86 @@ func (r *Replica) beginLoad(a Adapter) (l *adapterLoad, mine bool) {
 	if r.HasAdapter(a) {
 		return nil, false
 	}
-	last := r.loras.loads[a]
-	if last != nil && (last.under() || r.now().Sub(last.since) < last.pause) {
+	// What failed long ago says nothing any more: config may not even have it.
+	for name, l := range r.loras.loads {
+		if !l.under() && r.now().Sub(l.since) > 2*maxLoadPause {
+			delete(r.loras.loads, name)
+		}
+	}
+	last := r.loras.loads[a.Name]
+	switch {
+	case last == nil:
+	case last.under():
+		return last, false
+	case last.path != a.Path:
+		last = nil
+	case r.now().Sub(last.since) < last.pause:
 		return last, false // picked before it was known that it fails
 	}
-	l = &adapterLoad{done: make(chan struct{}), since: r.now(), pause: loadPause}
+	l = &adapterLoad{path: a.Path, done: make(chan struct{}), since: r.now(), pause: loadPause}
 	if last != nil {
 		l.pause = min(2*last.pause, maxLoadPause)
 	}
 	if r.loras.loads == nil {
-		r.loras.loads = make(map[Adapter]*adapterLoad)
+		r.loras.loads = make(map[string]*adapterLoad)
 	}
-	// What failed long ago says nothing any more: config may not even have it.
-	for other, l := range r.loras.loads {
-		if !l.under() && r.now().Sub(l.since) > 2*maxLoadPause {
-			delete(r.loras.loads, other)
-		}
-	}
-	r.loras.loads[a] = l
+	r.loras.loads[a.Name] = l
 	return l, true
 }
 
-// endLoad keeps what came of a load, unless the process that was asked is gone, which has ended it.
+// endLoad keeps what came of a load, unless the process that was asked is gone, which has ended it. One of
+// the same name from another path is gone in any case.
 func (r *Replica) endLoad(a Adapter, l *adapterLoad, err error) {
 	r.loras.mu.Lock()
 	defer r.loras.mu.Unlock()
-	if r.loras.loads[a] != l {
+	if r.loras.loads[a.Name] != l {
 		return
 	}
 	l.err, l.since = err, r.now()
+	if r.Lists(a.Name) {
+		r.loras.replaced = append(r.loras.replaced, a.Name)
+	}
+	r.relist(func(all []Adapter) []Adapter {
+		all = without(all, a.Name)
+		if err == nil {
+			all = append(all, a)
+		}
+		return all
+	})
 	if err == nil {
-		delete(r.loras.loads, a)
-		r.relist(func(all []Adapter) []Adapter {
-			return append(slices.DeleteFunc(all, func(o Adapter) bool { return o.Name == a.Name }), a)
-		})
+		delete(r.loras.loads, a.Name)
+		if r.loras.loaded == nil {
+			r.loras.loaded = make(map[string]uint64)
+		}
+		r.loras.loaded[a.Name] = r.loras.version
 	} else {
 		r.loras.unuse(a.Name)
 	}
 	close(l.done)
 }
 
-// LostAdapter notes that the engine, as it was listed at that version, does not know an adapter that it
-// has listed. It returns false if the list has changed since.
-func (r *Replica) LostAdapter(version uint64, name string) bool {
+func without(all []Adapter, name string) []Adapter {
+	return slices.DeleteFunc(all, func(a Adapter) bool { return a.Name == name })
+}
+
+// Replaced reports whether this process has had the adapter from another path before. What its KV cache
+// has of that has the same name.
+func (r *Replica) Replaced(name string) bool {
 	r.loras.mu.Lock()
 	defer r.loras.mu.Unlock()
-	if version != r.loras.version {
-		return false
+	return slices.Contains(r.loras.replaced, name)
+}
+
+// LostAdapter notes that the engine, as it was listed at that version, does not know an adapter that it
+// has listed, unless it was loaded since.
+func (r *Replica) LostAdapter(version uint64, name string) {
+	r.loras.mu.Lock()
+	defer r.loras.mu.Unlock()
+	if r.loras.loaded[name] > version {
+		return
 	}
 	r.loras.unuse(name)
-	r.relist(func(all []Adapter) []Adapter {
-		return slices.DeleteFunc(all, func(o Adapter) bool { return o.Name == name })
-	})
-	return true
+	r.relist(func(all []Adapter) []Adapter { return without(all, name) })
 }
 
 // AdapterStatuses returns what is known of adapters, sorted by name.
@@ -215,7 +249,8 @@ func (r *Replica) AdapterStatuses() (all []AdapterStatus) {
 	for _, a := range r.listed() {
 		all = append(all, AdapterStatus{Adapter: a, State: state})
 	}
-	for a, l := range r.loras.loads {
+	for name, l := range r.loras.loads {
+		a := Adapter{Name: name, Path: l.path}
 		switch {
 		case r.HasAdapter(a): // by now, whoever brought it there
 		case l.under():

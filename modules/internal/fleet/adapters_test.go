@@ -10,6 +10,9 @@ import (
 
 var sql, law = Adapter{"sql", "/loras/sql"}, Adapter{"law", "/loras/law"}
 
+// at is what begins a load by do.
+func at(do func() error) func() func() error { return func() func() error { return do } }
+
 // statuses are the states of a replica's adapters, by name.
 func statuses(r *Replica) map[string]AdapterState {
 	all := make(map[string]AdapterState)
@@ -36,7 +39,7 @@ func TestLoadAdapter(t *testing.T) {
 			if i == 0 {
 				ctx = gone
 			}
-			go func() { errs[i] = r.LoadAdapter(ctx, sql, do) }()
+			go func() { errs[i] = r.LoadAdapter(ctx, sql, at(do)) }()
 			synctest.Wait()
 		}
 		if s := r.AdapterStatuses(); len(s) != 1 || s[0].State != AdapterLoading || s[0].Since.IsZero() || r.HasAdapter(sql) || !r.MayLoad(sql) {
@@ -54,7 +57,7 @@ func TestLoadAdapter(t *testing.T) {
 		if s := statuses(r); len(s) != 1 || s["sql"] != AdapterReady {
 			t.Errorf("%v", s)
 		}
-		if err := r.LoadAdapter(t.Context(), sql, do); err != nil || calls != 1 {
+		if err := r.LoadAdapter(t.Context(), sql, at(do)); err != nil || calls != 1 {
 			t.Errorf("what is there: %v; %d loads", err, calls)
 		}
 	})
@@ -70,7 +73,7 @@ func TestLoadAdapterFails(t *testing.T) {
 	pause := time.Second
 	for i := range 8 {
 		for range 2 { // the second was picked before it was known
-			if err := r.LoadAdapter(t.Context(), sql, fails); err == nil || err.Error() != "no such file" || calls != i+1 {
+			if err := r.LoadAdapter(t.Context(), sql, at(fails)); err == nil || err.Error() != "no such file" || calls != i+1 {
 				t.Fatalf("%v, %d calls", err, calls)
 			}
 		}
@@ -89,15 +92,22 @@ func TestLoadAdapterFails(t *testing.T) {
 		pause = min(2*pause, time.Minute)
 	}
 	c.advance(time.Hour)
+	if err := r.LoadAdapter(t.Context(), sql, at(fails)); err == nil {
+		t.Error("it does not fail")
+	}
+	if c.advance(time.Second); !r.MayLoad(sql) {
+		t.Error("what failed an hour ago makes the pause longer")
+	}
+	c.advance(time.Hour)
 	works := func() error { return nil }
-	if err := r.LoadAdapter(t.Context(), law, works); err != nil || len(r.AdapterStatuses()) != 1 {
+	if err := r.LoadAdapter(t.Context(), law, at(works)); err != nil || len(r.AdapterStatuses()) != 1 {
 		t.Errorf("%v; what failed an hour ago is remembered: %+v", err, r.AdapterStatuses())
 	}
-	if err := r.LoadAdapter(t.Context(), sql, works); err != nil || !r.HasAdapter(sql) || !r.HasAdapter(law) {
+	if err := r.LoadAdapter(t.Context(), sql, at(works)); err != nil || !r.HasAdapter(sql) || !r.HasAdapter(law) {
 		t.Error(err)
 	}
 	r.LostAdapter(r.Listing(), "sql")
-	if err := r.LoadAdapter(t.Context(), sql, fails); err == nil || r.HasAdapter(sql) {
+	if err := r.LoadAdapter(t.Context(), sql, at(fails)); err == nil || r.HasAdapter(sql) {
 		t.Error(err)
 	}
 	if c.advance(time.Second); !r.MayLoad(sql) {
@@ -119,7 +129,7 @@ func TestRestartWhileLoading(t *testing.T) {
 				r.SetAdapters(r.Listing(), []Adapter{law})
 				answer := make(chan error)
 				var err error
-				go func() { err = r.LoadAdapter(t.Context(), sql, func() error { return <-answer }) }()
+				go func() { err = r.LoadAdapter(t.Context(), sql, at(func() error { return <-answer })) }()
 				synctest.Wait()
 				restart(r)
 				synctest.Wait()
@@ -145,17 +155,30 @@ func TestAdapterLists(t *testing.T) {
 	if !r.SetAdapters(version, names) || !r.HasAdapter(sql) || r.HasAdapter(Adapter{"sql", "/loras/v2"}) || !r.HasAdapter(Adapter{"old", "/any"}) || !r.Lists("old") {
 		t.Errorf("%v", r.AdapterStatuses())
 	}
-	if err := r.LoadAdapter(t.Context(), Adapter{"sql", "/loras/v2"}, func() error { return nil }); err != nil || r.HasAdapter(sql) || len(r.AdapterStatuses()) != 2 {
+	if err := r.LoadAdapter(t.Context(), Adapter{"sql", "/loras/v2"}, at(func() error { return nil })); err != nil || r.HasAdapter(sql) || len(r.AdapterStatuses()) != 2 {
 		t.Errorf("in place of another: %v, %v", err, r.AdapterStatuses())
 	}
 	if r.SetAdapters(version, names) || r.HasAdapter(sql) {
 		t.Error("an old list counts")
 	}
-	if r.LostAdapter(version, "sql") || !r.LostAdapter(r.Listing(), "sql") || r.Lists("sql") || !r.Lists("old") {
+	if !r.Replaced("sql") || r.Replaced("old") {
+		t.Error("what is known of another path's blocks counts")
+	}
+	// Of two that were lost at once both are, and one that was loaded since is not.
+	if r.LostAdapter(version, "sql"); !r.Lists("sql") {
 		t.Errorf("%v", r.AdapterStatuses())
 	}
+	version = r.Listing()
+	r.LostAdapter(version, "old")
+	if r.LostAdapter(version, "sql"); len(r.AdapterStatuses()) != 0 {
+		t.Errorf("%v", r.AdapterStatuses())
+	}
+	r.SetAdapters(r.Listing(), names)
 	if !names[0].is(sql) {
 		t.Error("the list that was given has changed")
+	}
+	if err := r.LoadAdapter(t.Context(), Adapter{"sql", "/loras/v3"}, at(func() error { return errors.New("no") })); err == nil || r.Lists("sql") {
+		t.Error("one that was unloaded for another is listed still")
 	}
 	r.Health.ConnectFailed("connect: refused")
 	if s := statuses(r); s["old"] != AdapterStale {

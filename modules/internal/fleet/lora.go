@@ -10,10 +10,13 @@ import (
 // loras are the adapters that the gateway has sent requests for of late, the latest last: an engine
 // keeps those that it used last, and says only which ones it uses now.
 type loras struct {
-	mu      sync.Mutex
-	used    []string
-	version uint64                   // of what is known of the adapters that the engine lists
-	loads   map[Adapter]*adapterLoad // those under way, and those that failed
+	mu   sync.Mutex
+	used []string
+
+	version  uint64                  // of what is known of the adapters that the engine lists
+	loads    map[string]*adapterLoad // by name, those under way and those that failed
+	loaded   map[string]uint64       // by name, the version since which it is listed
+	replaced []string                // those that were loaded from another path before
 }
 
 func (l *loras) use(name string, keep int) {
@@ -36,7 +39,7 @@ func (l *loras) reset() {
 			close(load.done)
 		}
 	}
-	l.used, l.loads = nil, nil
+	l.used, l.loads, l.loaded, l.replaced = nil, nil, nil, nil
 	l.version++
 }
 

@@ -157,7 +157,7 @@ func (d *Decision) Cache(req *schedule.Request) schedule.CacheDecision {
 	}
 	best := schedule.Unknown
 	for i := range d.Candidates {
-		if r := &d.Candidates[i]; r.State == schedule.Ready && r.Cached.Known() && !(best >= r.Cached) {
+		if r := &d.Candidates[i]; r.State == schedule.Ready && r.Adapter != schedule.AdapterFailed && r.Cached.Known() && !(best >= r.Cached) {
 			best = r.Cached
 		}
 	}

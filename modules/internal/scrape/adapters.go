@@ -48,7 +48,7 @@ func (t *Target) LoadAdapter(ctx context.Context, a fleet.Adapter) error {
 		return err
 	}
 	if slices.ContainsFunc(listed, func(o fleet.Adapter) bool { return o.Name == a.Name && o.Path != "" && o.Path != a.Path }) {
-		if err := t.ask(ctx, how.unload, map[string]string{"lora_name": a.Name}); err != nil {
+		if err := t.ask(ctx, how.unload, map[string]string{"lora_name": a.Name}); err != nil && !errors.Is(err, errGone) {
 			return err
 		}
 	}
@@ -68,6 +68,7 @@ func (t *Target) LoadAdapter(ctx context.Context, a fleet.Adapter) error {
 var (
 	errNoLoading = errors.New("the engine loads no adapters when asked to: vLLM has to run with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, SGLang with --enable-lora and `engine sglang` at its endpoint")
 	errLoaded    = errors.New("the adapter is loaded already")
+	errGone      = errors.New("there is no such adapter")
 )
 
 // ask posts to the engine.
@@ -99,6 +100,9 @@ func (t *Target) ask(ctx context.Context, path string, v any) error {
 		return errLoaded
 	case res.StatusCode == http.StatusMethodNotAllowed || res.StatusCode == http.StatusNotFound && !strings.Contains(string(text), `"message"`):
 		return errNoLoading
+	}
+	if res.StatusCode == http.StatusNotFound && strings.Contains(string(text), "cannot be found") {
+		return errGone // by another gateway
 	}
 	message := openai.Normalize(res.StatusCode, text).Message
 	if t.APIKey != "" {
