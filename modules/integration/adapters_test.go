@@ -112,7 +112,7 @@ func TestAdaptersOnDemand(t *testing.T) {
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	served := make(map[string]int)
-	for range 5 {
+	for i := range 5 {
 		wg.Go(func() {
 			res, text := ask("sql")
 			mu.Lock()
@@ -121,10 +121,13 @@ func TestAdaptersOnDemand(t *testing.T) {
 				t.Errorf("%d %s", res.StatusCode, text)
 			}
 		})
+		if i == 0 {
+			eventually(t, "it is being loaded, or is", func() bool { return len(status("sql")) > 0 })
+		}
 	}
 	wg.Wait()
 	s := status("sql")
-	if n := loads("sql", "ok"); int(n) != len(s) || len(s) != len(served) {
+	if n := loads("sql", "ok"); n != 1 || len(s) != 1 || len(served) != 1 {
 		t.Errorf("%v loads; states %v; served by %v", n, s, served)
 	}
 	for at, state := range s {

@@ -12,10 +12,11 @@ import (
 )
 
 // adapter returns the name that an endpoint's engine lists a model by, if it is a LoRA adapter there, and
-// whether it would have to be loaded first.
+// whether it would have to be loaded first; that it is being loaded is as good as that it is there.
 func adapter(m *catalog.Model, e *catalog.Endpoint) (name string, absent, ok bool) {
 	if e.Adapter != nil {
-		return e.Adapter.Name, !e.Replica.HasAdapter(loadable(e)), true
+		a := loadable(e)
+		return a.Name, !e.Replica.HasAdapter(a) && !e.Replica.Loading(a), true
 	}
 	name = e.Served(m)
 	return name, false, e.Replica.Lists(name)

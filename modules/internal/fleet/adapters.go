@@ -3,6 +3,7 @@ package fleet
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -121,6 +122,14 @@ func (r *Replica) MayLoad(a Adapter) bool {
 	return l == nil || l.path != a.Path || l.under() || r.now().Sub(l.since) >= l.pause
 }
 
+// Loading reports whether the replica is loading the adapter now.
+func (r *Replica) Loading(a Adapter) bool {
+	r.loras.mu.Lock()
+	defer r.loras.mu.Unlock()
+	l := r.loras.loads[a.Name]
+	return l != nil && l.path == a.Path && l.under()
+}
+
 var errRestarted = errors.New("the engine restarted meanwhile")
 
 // LoadAdapter has the replica load an adapter, unless it lists it. The first caller's begin is called, and
@@ -156,12 +165,7 @@ func (r *Replica) beginLoad(a Adapter) (l *adapterLoad, mine bool) {
 	if r.HasAdapter(a) {
 		return nil, false
 	}
-	// What failed long ago says nothing any more: config may not even have it.
-	for name, l := range r.loras.loads {
-		if !l.under() && r.now().Sub(l.since) > 2*maxLoadPause {
-			delete(r.loras.loads, name)
-		}
-	}
+	maps.DeleteFunc(r.loras.loads, func(_ string, l *adapterLoad) bool { return r.forgotten(l) })
 	last := r.loras.loads[a.Name]
 	switch {
 	case last == nil:
@@ -181,6 +185,12 @@ func (r *Replica) beginLoad(a Adapter) (l *adapterLoad, mine bool) {
 	}
 	r.loras.loads[a.Name] = l
 	return l, true
+}
+
+// forgotten reports whether a load failed so long ago that it says nothing any more: config may not even
+// have the adapter.
+func (r *Replica) forgotten(l *adapterLoad) bool {
+	return !l.under() && r.now().Sub(l.since) > 2*maxLoadPause
 }
 
 // endLoad keeps what came of a load, unless the process that was asked is gone, which has ended it. One of
@@ -252,6 +262,7 @@ func (r *Replica) AdapterStatuses() (all []AdapterStatus) {
 	for name, l := range r.loras.loads {
 		a := Adapter{Name: name, Path: l.path}
 		switch {
+		case r.forgotten(l):
 		case r.HasAdapter(a): // by now, whoever brought it there
 		case l.under():
 			all = append(all, AdapterStatus{Adapter: a, State: AdapterLoading, Since: l.since})
