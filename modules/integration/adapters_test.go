@@ -170,6 +170,22 @@ func TestAdaptersOnDemand(t *testing.T) {
 			t.Errorf("after it was unloaded: %d %s", res.StatusCode, text)
 		}
 	}
+	// So they have where it was on all of them: each is asked to load it again, and no client is told.
+	eventually(t, "it is on both", func() bool {
+		for range 12 {
+			wg.Go(func() { ask("law") })
+		}
+		wg.Wait()
+		return len(status("law")) == len(engines)
+	})
+	for _, e := range engines {
+		e.post(t, "/v1/unload_lora_adapter", `{"lora_name":"law"}`)
+	}
+	for range 5 {
+		if res, text := ask("law"); res.StatusCode != http.StatusOK {
+			t.Errorf("after it was unloaded everywhere: %d %s", res.StatusCode, text)
+		}
+	}
 	// It crashes, and another process knows nothing.
 	for _, e := range engines {
 		e.post(t, "/sim/faults", `{"mode":"crash","restart_after":"300ms"}`)

@@ -145,7 +145,11 @@ func TestConfigJSON(t *testing.T) {
 		"adapter's name":    {`{"models":[{"name":"m","adapters":[{"path":"/a"}]}]}`, "adapter 1: a model needs a name"},
 		"adapter's engine":  {`{"models":[{"name":"m","adapters":[{"name":"a","path":"/a"}],"endpoints":[{"addresses":["x:1"],"engine":"llamacpp"}]}]}`, `adapter "a": llamacpp loads its adapters when it starts`},
 		"no engine":         {`{"models":[{"name":"m","adapters":[{"name":"a","path":"/a"}]}]}`, "adapters need an endpoint"},
-		"adapter taken":     {`{"models":[{"name":"m","adapters":[{"name":"m","path":"/a"}],"endpoints":[{"addresses":["x:1"]}]}]}`, `the name or alias "m" is taken by model "m"`},
+		"adapter twice":     {`{"models":[{"name":"m","adapters":[{"name":"a","path":"/a"},{"name":"a","path":"/b"}],"endpoints":[{"addresses":["x:1"]}]}]}`, `adapter "a" is named twice`},
+		"adapter of itself": {`{"models":[{"name":"m","adapters":[{"name":"a","path":"/a"}],"endpoints":[{"addresses":["x:1"],"served_model":"a"}]}]}`, `adapter "a" has the name by which endpoint x:1 serves the model itself`},
+		"events' port":      {`{"models":[{"name":"m","endpoints":[{"addresses":["x:1"],"kv_events":"tcp://x:99999"}]}]}`, "a port from 1 to 65535"},
+		"events' host":      {`{"models":[{"name":"m","endpoints":[{"addresses":["x:1"],"kv_events":"tcp://*:5557"}]}]}`, "* is where an engine listens"},
+		"adapter taken":     {`{"models":[{"name":"m","endpoints":[{"addresses":["x:1"]}],"adapters":[{"name":"a","path":"/a"}]},{"name":"a"}]}`, `the name or alias "a" is taken by model "a"`},
 		"picker":            {`{"routing":{"chat":{"picker":{"name":"foo"}}}}`, `there is no picker "foo"; there are: max_score`},
 	} {
 		t.Run(name, func(t *testing.T) {

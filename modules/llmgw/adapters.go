@@ -37,6 +37,7 @@ func (m *Model) buildAdapters(base *catalog.Model) (models []*catalog.Model, err
 	if len(m.Adapters) > maxAdapters {
 		return nil, fmt.Errorf("%d adapters: at most %d", len(m.Adapters), maxAdapters)
 	}
+	named := make(map[string]bool)
 	for i, a := range m.Adapters {
 		if a == nil {
 			return nil, fmt.Errorf("adapter %d is null", i+1)
@@ -47,6 +48,10 @@ func (m *Model) buildAdapters(base *catalog.Model) (models []*catalog.Model, err
 		if a.Path == "" || len(a.Path) > maxAdapterPath || strings.ContainsFunc(a.Path, func(r rune) bool { return r < ' ' || r == 0x7f }) {
 			return nil, fmt.Errorf("adapter %q: the path is empty, longer than %d bytes, or has control characters", a.Name, maxAdapterPath)
 		}
+		if named[a.Name] {
+			return nil, fmt.Errorf("adapter %q is named twice", a.Name)
+		}
+		named[a.Name] = true
 		one := *base
 		one.Name, one.Aliases, one.Fallbacks, one.AdapterTimeout = a.Name, nil, nil, timeout
 		one.Endpoints = nil
@@ -55,6 +60,9 @@ func (m *Model) buildAdapters(base *catalog.Model) (models []*catalog.Model, err
 				return nil, fmt.Errorf("adapter %q: %s loads its adapters when it starts: list it there, and declare it with served_model", a.Name, e.Engine)
 			}
 			at, served := *e, e.Served(base)
+			if served == a.Name {
+				return nil, fmt.Errorf("adapter %q has the name by which endpoint %s serves the model itself", a.Name, e.Replica.ID)
+			}
 			if e.Engine == "sglang" && strings.Contains(served, ":") {
 				return nil, fmt.Errorf("adapter %q: SGLang takes %q up to its colon for the model, and the rest for an adapter: give it another name with --served-model-name", a.Name, served)
 			}
@@ -71,12 +79,12 @@ func (m *Model) buildAdapters(base *catalog.Model) (models []*catalog.Model, err
 }
 
 // loadAdapter has an endpoint's engine load the adapter that a model is, for [exchange.Runtime].
-func (a *App) loadAdapter(m *catalog.Model, e *catalog.Endpoint) error {
+func (a *App) loadAdapter(ctx context.Context, m *catalog.Model, e *catalog.Endpoint) error {
 	client, err := a.transport.client(e.TLS)
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), m.AdapterTimeout)
+	ctx, cancel := context.WithTimeout(ctx, m.AdapterTimeout)
 	defer cancel()
 	t := scrape.Target{Replica: e.Replica, Engine: e.Engine, APIKey: e.APIKey, Client: client}
 	begun, outcome := now(), "ok"

@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -128,6 +129,8 @@ func (e *Endpoint) checkKVEvents() error {
 	for option, address := range map[string]string{"kv_events": e.KVEvents, "kv_replay": e.KVReplay} {
 		if host, port, err := net.SplitHostPort(strings.TrimPrefix(address, "tcp://")); address != "" && (!strings.HasPrefix(address, "tcp://") || err != nil || host == "" || port == "") {
 			return fmt.Errorf("%s %q: must be tcp://host:port", option, address)
+		} else if n, err := strconv.ParseUint(port, 10, 16); address != "" && (err != nil || n == 0 || host == "*") {
+			return fmt.Errorf("%s %q: must be tcp://host:port with a port from 1 to 65535, and a host to connect to: * is where an engine listens", option, address)
 		}
 	}
 	switch {

@@ -3,6 +3,7 @@ package exchange
 import (
 	"context"
 	"net/http"
+	"slices"
 	"strings"
 
 	"github.com/llmgw/llmgw/modules/internal/catalog"
@@ -51,16 +52,16 @@ func (x *Exchange) LoadAdapter(ctx context.Context) error {
 	begun := x.rt.Now()
 	ctx, cancel := context.WithTimeoutCause(ctx, m.Reliability.Total-begun.Sub(x.Start), errTotal)
 	defer cancel()
-	err := e.Replica.LoadAdapter(ctx, a, func() func() error {
+	err := e.Replica.LoadAdapter(ctx, a, func() func(context.Context) error {
 		held := x.rt.Hold == nil || x.rt.Hold() // the load may outlive the request
-		return func() error {
+		return func(ctx context.Context) error {
 			if !held {
 				return errEnded
 			}
 			if x.rt.Hold != nil {
 				defer x.rt.Release()
 			}
-			return x.rt.LoadAdapter(m, e)
+			return x.rt.LoadAdapter(ctx, m, e)
 		}
 	})
 	x.mu.Lock()
@@ -84,8 +85,8 @@ func (x *Exchange) NotLoaded(err error) (retry bool) {
 const sglangLost = "LoRA adapters are not loaded"
 
 // adapterLost notes an answer that says that the engine does not have the adapter which it has listed: it
-// restarted, or somebody unloaded it. It returns whether that is so; then the same replica may load
-// it again, once.
+// restarted, or somebody unloaded it. It returns whether that is so; then the next pick is the same
+// replica, once for each, to load it again. That takes nothing from the budget, and is no further try.
 func (x *Exchange) adapterLost(e *openai.Error) bool {
 	at := x.Endpoint()
 	unknown := e.Code == openai.CodeModelNotFound || e.Status == http.StatusBadRequest && strings.Contains(e.Message, sglangLost)
@@ -94,10 +95,11 @@ func (x *Exchange) adapterLost(e *openai.Error) bool {
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.reloaded {
+	if slices.Contains(x.reloaded, at.Replica) {
 		return false // it was loaded for this very request
 	}
-	x.reloaded, x.reloading = true, true
 	at.Replica.LostAdapter(x.listing, at.Adapter.Name) // unless another has done so, and it is back
+	x.reloaded, x.reloads = append(x.reloaded, at.Replica), at.Replica
+	x.tries--
 	return true
 }

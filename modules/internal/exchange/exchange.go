@@ -59,11 +59,12 @@ type Exchange struct {
 	header http.Header
 	failed bool // no replica was left
 	resent bool // after a connection broke without an answer
-	// reloaded says that a replica had lost the adapter that the request is for, which happens once;
-	// reloading that the next pick may choose that replica again.
-	reloaded, reloading bool
-	listing             uint64        // the version of the replica's list of adapters that it was sent by
-	loading             time.Duration // of adapters, that it has waited for
+	// reloaded are the replicas that had lost the adapter that the request is for, reloads the one that
+	// the next pick is to be for that.
+	reloaded []*fleet.Replica
+	reloads  *fleet.Replica
+	listing  uint64        // the version of the replica's list of adapters that it was sent by
+	loading  time.Duration // of adapters, that it has waited for
 
 	// tokens are those of the prompt, or of most of it, for the model tokensOf; tokenized says
 	// that they were asked for.

@@ -1,6 +1,7 @@
 package exchange
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -64,7 +65,9 @@ func TestSixtyAdapters(t *testing.T) {
 			i := int(float64(adapters) * random.Float64() * random.Float64() * random.Float64()) // the first are hot
 			x := w.ask(t, fmt.Sprintf(`{"model":%q,"messages":[]}`, names[i]))
 			r := mustPick(t, x).Replica
-			if err := r.LoadAdapter(t.Context(), listed[i], func() func() error { return func() error { brought++; return nil } }); err != nil {
+			if err := r.LoadAdapter(t.Context(), listed[i], func() func(context.Context) error {
+				return func(context.Context) error { brought++; return nil }
+			}); err != nil {
 				t.Fatal(err)
 			}
 			at := r.ID
@@ -116,8 +119,8 @@ func TestAdapterLost(t *testing.T) {
 	w := newWorld(t)
 	e := w.endpoint(t, "gpu1:8000")
 	e.Adapter = &catalog.Adapter{Name: "sql", Path: "/loras/sql", Base: "base"}
-	w.serve(t, nil, &catalog.Model{Name: "sql", TargetWaiting: 4, KVCeiling: 0.9, Endpoints: []*catalog.Endpoint{e}, Reliability: catalog.Reliability{Retries: 2, Total: time.Hour}})
-	w.LoadAdapter = func(*catalog.Model, *catalog.Endpoint) error { w.loads++; return nil }
+	w.serve(t, nil, &catalog.Model{Name: "sql", TargetWaiting: 4, KVCeiling: 0.9, Endpoints: []*catalog.Endpoint{e}, Reliability: catalog.Reliability{Total: time.Hour}})
+	w.LoadAdapter = func(context.Context, *catalog.Model, *catalog.Endpoint) error { w.loads++; return nil }
 	ask := func() *Exchange {
 		x := w.ask(t, `{"model":"sql","messages":[]}`)
 		mustPick(t, x)
@@ -146,8 +149,8 @@ func TestAdapterLost(t *testing.T) {
 		t.Errorf("%d loads; who was sent before it came back takes it away again", w.loads)
 	}
 	again(b)
-	if b.Refusal(lost) || w.loads != 2 {
-		t.Errorf("%d loads, and there is no end", w.loads)
+	if b.Refusal(lost) || w.loads != 2 || a.attempts != 2 || a.tries != 1 {
+		t.Errorf("%d loads, and there is no end; %d attempts, %d tries", w.loads, a.attempts, a.tries)
 	}
 	a.End()
 	b.End()
@@ -171,7 +174,9 @@ func TestFullBesideFailed(t *testing.T) {
 		})
 		full := w.fleet.Find("gpu1:8000")
 		full.SetAdapters(full.Listing(), []fleet.Adapter{{Name: "sql", Path: "/loras/sql"}})
-		fails := func() func() error { return func() error { return errors.New("no such file") } }
+		fails := func() func(context.Context) error {
+			return func(context.Context) error { return errors.New("no such file") }
+		}
 		if err := second.Replica.LoadAdapter(t.Context(), loadable(second), fails); err == nil {
 			t.Fatal("it did not fail")
 		}

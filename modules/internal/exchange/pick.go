@@ -106,10 +106,9 @@ func (x *Exchange) pick(b *beginning) (*catalog.Endpoint, error) {
 		return nil, x.err // Caddy's proxy asks again and again
 	}
 	if x.endpoint != nil {
-		if !x.reloading {
+		if x.reloads != x.endpoint.Replica {
 			x.tried = append(x.tried, x.endpoint.Replica)
 		}
-		x.reloading = false
 		x.slot.Release()
 		x.endpoint = nil
 	}
@@ -118,6 +117,7 @@ func (x *Exchange) pick(b *beginning) (*catalog.Endpoint, error) {
 	}
 	retries := x.retries
 	x.retries = false
+	defer func() { x.reloads = nil }()
 	for {
 		e, err := x.pickServing(b)
 		if e != nil {
@@ -201,14 +201,19 @@ func (x *Exchange) exhausted(d *pipeline.Decision) error {
 	return x.err
 }
 
-// pinned takes the replica that the client asked for, if it is ready.
+// pinned takes the replica that is to load the request's adapter again, or that the client asked for, if it
+// is ready.
 func (x *Exchange) pinned(d *pipeline.Decision) bool {
-	if x.Wishes.Replica == "" {
+	wish := x.Wishes.Replica
+	if x.reloads != nil {
+		wish = x.reloads.ID
+	}
+	if wish == "" {
 		return false
 	}
 	for i := range d.Candidates {
 		c := &d.Candidates[i]
-		if c.ID == x.Wishes.Replica && c.State == schedule.Ready && !c.Tried && c.Adapter != schedule.AdapterFailed {
+		if c.ID == wish && c.State == schedule.Ready && !c.Tried && c.Adapter != schedule.AdapterFailed {
 			d.Pick = i
 			return true
 		}

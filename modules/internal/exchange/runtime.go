@@ -1,6 +1,7 @@
 package exchange
 
 import (
+	"context"
 	"net/http"
 	"sync/atomic"
 	"time"
@@ -36,7 +37,7 @@ type Runtime struct {
 	Client func(*catalog.Endpoint) *http.Client
 	// LoadAdapter has an endpoint's engine load the adapter that the model is, and returns nil if
 	// the engine lists it then.
-	LoadAdapter func(m *catalog.Model, e *catalog.Endpoint) error
+	LoadAdapter func(ctx context.Context, m *catalog.Model, e *catalog.Endpoint) error
 	// NoTokens, unless nil, is called for a request whose tokens were not to be had.
 	NoTokens func(*Exchange, error)
 	// Hold, unless nil, keeps alive what exchanges need, until Release; it

@@ -95,10 +95,8 @@ func (x *Exchange) Refusal(e *openai.Error) (retry bool) {
 			return true
 		}
 	case x.adapterLost(e):
-		if x.MayRetry() {
-			x.Fail(e)
-			return true
-		}
+		x.Fail(FailWith(ErrReplica, e, "the replica has lost the model `%s`", clip(x.Requested, 128)))
+		return true
 	case engineDied(e):
 		x.ReplicaFailed("the engine died")
 		if x.MayResend() {

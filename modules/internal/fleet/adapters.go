@@ -30,6 +30,8 @@ func (a Adapter) is(b Adapter) bool { return a.Name == b.Name && (a.Path == b.Pa
 // adapterLoad is a try to load an adapter, under way until done is closed.
 type adapterLoad struct {
 	path  string
+	ctx   context.Context // of the load, not of who waits for it
+	stop  context.CancelFunc
 	done  chan struct{}
 	err   error
 	since time.Time // when it began, or ended
@@ -134,9 +136,9 @@ var errRestarted = errors.New("the engine restarted meanwhile")
 
 // LoadAdapter has the replica load an adapter, unless it lists it. The first caller's begin is called, and
 // what it returns asks the engine, and returns nil if that lists the adapter then; who comes
-// meanwhile waits for it, too, and who wants the same from another path comes after that. It runs to
-// its end even if ctx, which bounds only the wait, ends.
-func (r *Replica) LoadAdapter(ctx context.Context, a Adapter, begin func() (load func() error)) error {
+// meanwhile waits for it, too. It runs to its end even if ctx, which bounds only the wait, ends; but who
+// wants the same from another path, since config says so now, ends its own context.
+func (r *Replica) LoadAdapter(ctx context.Context, a Adapter, begin func() (load func(context.Context) error)) error {
 	for {
 		l, mine := r.beginLoad(a)
 		switch {
@@ -144,7 +146,10 @@ func (r *Replica) LoadAdapter(ctx context.Context, a Adapter, begin func() (load
 			return nil
 		case mine:
 			load := begin()
-			go func() { r.endLoad(a, l, load()) }()
+			go func() {
+				defer l.stop()
+				r.endLoad(a, l, load(l.ctx))
+			}()
 		}
 		select {
 		case <-l.done:
@@ -170,6 +175,9 @@ func (r *Replica) beginLoad(a Adapter) (l *adapterLoad, mine bool) {
 	switch {
 	case last == nil:
 	case last.under():
+		if last.path != a.Path {
+			last.stop()
+		}
 		return last, false
 	case last.path != a.Path:
 		last = nil
@@ -177,6 +185,7 @@ func (r *Replica) beginLoad(a Adapter) (l *adapterLoad, mine bool) {
 		return last, false // picked before it was known that it fails
 	}
 	l = &adapterLoad{path: a.Path, done: make(chan struct{}), since: r.now(), pause: loadPause}
+	l.ctx, l.stop = context.WithCancel(context.Background())
 	if last != nil {
 		l.pause = min(2*last.pause, maxLoadPause)
 	}

@@ -11,7 +11,9 @@ import (
 var sql, law = Adapter{"sql", "/loras/sql"}, Adapter{"law", "/loras/law"}
 
 // at is what begins a load by do.
-func at(do func() error) func() func() error { return func() func() error { return do } }
+func at(do func() error) func() func(context.Context) error {
+	return func() func(context.Context) error { return func(context.Context) error { return do() } }
+}
 
 // statuses are the states of a replica's adapters, by name.
 func statuses(r *Replica) map[string]AdapterState {
@@ -144,6 +146,34 @@ func TestRestartWhileLoading(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestLoadFromElsewhere: who wants an adapter from another path, since config has changed, does not wait
+// for a load that hangs.
+func TestLoadFromElsewhere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := hold(t, newClock())
+		var first error
+		go func() {
+			first = r.LoadAdapter(t.Context(), sql, func() func(context.Context) error {
+				return func(ctx context.Context) error {
+					<-ctx.Done()
+					return ctx.Err()
+				}
+			})
+		}()
+		synctest.Wait()
+		if !r.Loading(sql) || r.Loading(Adapter{"sql", "/loras/v2"}) {
+			t.Error("what is being loaded")
+		}
+		if err := r.LoadAdapter(t.Context(), Adapter{"sql", "/loras/v2"}, at(func() error { return nil })); err != nil {
+			t.Error(err)
+		}
+		synctest.Wait()
+		if !errors.Is(first, context.Canceled) || !r.HasAdapter(Adapter{"sql", "/loras/v2"}) || r.HasAdapter(sql) {
+			t.Errorf("%v, %+v", first, r.AdapterStatuses())
+		}
+	})
 }
 
 // TestAdapterLists: a list that was asked for before something became known does not count, and an

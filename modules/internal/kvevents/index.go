@@ -15,7 +15,8 @@ import (
 type Index struct {
 	shards [shards]shard
 	pairs  atomic.Int64 // of a block and a cache that has it
-	limit  int64
+	views  atomic.Int64
+	limit  int64 // of pairs; see NewIndex
 
 	mu   sync.Mutex
 	ids  int   // how many views there were at once
@@ -46,9 +47,10 @@ const (
 	creditOther = 25
 )
 
-// NewIndex returns an index that takes about so many bytes at most.
+// NewIndex returns an index that takes about so many bytes at most: half of it is for whoever comes, and
+// where that is full each cache may have its equal share of as much, so that none takes it from others.
 func NewIndex(memory int64) *Index {
-	x := &Index{limit: max(1, memory/pairBytes)}
+	x := &Index{limit: max(1, memory/pairBytes/2)}
 	for i := range x.shards {
 		x.shards[i].holders = make(map[uint64][]holder)
 	}
@@ -81,6 +83,7 @@ type block struct {
 func (x *Index) NewView() *View {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	x.views.Add(1)
 	v := &View{index: x, id: x.ids, blocks: make(map[uint64]*block)}
 	if n := len(x.free); n > 0 {
 		v.id, x.free = x.free[n-1], x.free[:n-1]
@@ -151,7 +154,7 @@ func (v *View) store(e *Event) error {
 			b = nil
 		}
 		if b == nil {
-			if v.index.pairs.Add(1) > v.index.limit {
+			if v.index.pairs.Add(1) > v.index.limit && int64(len(v.blocks)) >= v.index.limit/v.index.views.Load() {
 				v.index.pairs.Add(-1)
 				v.clear()
 				return ErrTooMany
@@ -205,6 +208,7 @@ func (v *View) Drop() {
 	if !v.dropped {
 		v.dropped = true
 		v.clear() // first: its id must not be found any more
+		v.index.views.Add(-1)
 		v.index.mu.Lock()
 		defer v.index.mu.Unlock()
 		v.index.free = append(v.index.free, v.id)

@@ -2,6 +2,7 @@ package kvevents
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"runtime"
 	"testing"
@@ -173,6 +174,30 @@ func TestIndexLeak(t *testing.T) {
 	}
 }
 
+// TestGreedyEngine: one that claims as much as there is takes nothing from others, and no more than it may.
+func TestGreedyEngine(t *testing.T) {
+	const limit = 2000 // pairs that are for whoever comes
+	x := NewIndex(2 * limit * pairBytes)
+	greedy, honest := x.NewView(), x.NewView()
+	fill(t, greedy, 1, limit)
+	fill(t, honest, 2, limit/2)
+	if greedy.Blocks() != limit || honest.Blocks() != limit/2 {
+		t.Errorf("%d and %d blocks", greedy.Blocks(), honest.Blocks())
+	}
+	more := func(v *View) error {
+		return v.Apply(&Event{Type: Stored, BlockSize: 1, Hashes: []uint64{1 << 50}, Tokens: []uint32{1}})
+	}
+	if err := more(greedy); !errors.Is(err, ErrTooMany) || greedy.Blocks() != 0 || honest.Blocks() != limit/2 {
+		t.Errorf("one more: %v, %d and %d blocks", err, greedy.Blocks(), honest.Blocks())
+	}
+	fill(t, greedy, 1, limit/2)
+	if err := more(honest); !errors.Is(err, ErrTooMany) {
+		t.Errorf("more than its share of what is full: %v", err)
+	}
+	greedy.Drop()
+	fill(t, honest, 2, limit) // and of what is not
+}
+
 // TestIndexMemory: what the index takes is about what it says.
 func TestIndexMemory(t *testing.T) {
 	const limit = 32 << 20
@@ -183,7 +208,7 @@ func TestIndexMemory(t *testing.T) {
 	var views []*View
 	for i := range 4 {
 		v := x.NewView()
-		fill(t, v, uint32(i), limit/pairBytes/4)
+		fill(t, v, uint32(i), limit/pairBytes/2/4)
 		views = append(views, v)
 	}
 	runtime.GC()
