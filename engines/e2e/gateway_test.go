@@ -211,8 +211,8 @@ func TestMetricsRead(t *testing.T) {
 		name, url, model string
 		kv               bool
 	}{
-		{"vLLM", lab.vllmURL[0], "tiny", true},
-		{"vLLM, the other", lab.vllmURL[1], "tiny " + doomed, true},
+		{"vLLM", lab.vllmURL[0], "tiny " + told, true},
+		{"vLLM, the other", lab.vllmURL[1], "tiny " + doomed + " " + told, true},
 		{"vLLM with a pooling model", lab.minilmURL, "minilm", true},
 		{"llama.cpp", lab.llamaURL, "smollm2-135m", false},
 		{"simulator", lab.simURL, "sim", true},

@@ -166,6 +166,9 @@ func (b *beginning) fill(d *pipeline.Decision, req *schedule.Request) {
 	req.PromptBytes, req.Shared = b.chain.Bytes, float64(b.shared)/total
 	for i := range d.Candidates {
 		d.Candidates[i].Cached, d.Candidates[i].Held = schedule.Gauge(b.matched(i)), b.held[i].Bytes
+		if len(b.chain.Blocks) == 0 { // it displaces nothing, and is not to go for ever where least is held
+			d.Candidates[i].Held = 0
+		}
 	}
 }
 

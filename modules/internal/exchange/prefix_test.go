@@ -196,6 +196,26 @@ func TestR06_HotPrefixSpreads(t *testing.T) {
 	w.atRest(t)
 }
 
+// TestShortPromptsSpread: prompts of which nothing is remembered go to all, however much more one replica
+// holds of others.
+func TestShortPromptsSpread(t *testing.T) {
+	w := remembering(t, "gpu1:8000", "gpu2:8000")
+	x, home, _ := w.goes(t, chatOf("m", words(3000), words(200)))
+	x.End()
+	seen := make(map[string]int)
+	for range 100 {
+		x, at, why := w.goes(t, chatOf("m", "hi"))
+		seen[at]++
+		if x.End(); why != schedule.CacheMiss {
+			t.Errorf("it goes to %s: %s", at, why)
+		}
+	}
+	if seen[home] < 20 || seen[home] > 80 {
+		t.Errorf("of 100 short ones %v, %s holds more", seen, home)
+	}
+	w.atRest(t)
+}
+
 // TestSharedAtMost: prompts part somewhere in the block after what is known to be shared.
 func TestSharedAtMost(t *testing.T) {
 	var b beginning
