@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -23,15 +22,7 @@ func simulateLoRAs(t *testing.T) *simulated {
 	cfg.Models, cfg.LoRAUpdating, cfg.MaxLoRAs, cfg.LoRALoad = []string{"base"}, true, 4, 100*time.Millisecond
 	cfg.PrefillPerToken, cfg.Decode, cfg.DecodePerSeq = 0, 0, 0
 	cfg.KVEvents, cfg.KVEventsReplay = "tcp://127.0.0.1:0", "tcp://127.0.0.1:0"
-	ctx, stop := context.WithCancel(context.Background())
-	s := &simulated{stop: stop, ended: make(chan error, 1)}
-	var err error
-	if s.address, err = sim.Start(ctx, cfg, "127.0.0.1:0", s.ended); err != nil {
-		stop()
-		t.Fatal(err)
-	}
-	t.Cleanup(s.end)
-	return s
+	return simulateAs(t, "127.0.0.1:0", cfg)
 }
 
 // post sends JSON to the engine itself.

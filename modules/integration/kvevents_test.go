@@ -29,6 +29,12 @@ func simulate(t *testing.T, address string, blocks int, events, replay string) *
 	cfg.Models, cfg.KVBlocks, cfg.MaxModelLen = []string{"m"}, blocks, 16*blocks
 	cfg.PrefillPerToken, cfg.Decode, cfg.DecodePerSeq = 0, 0, 0
 	cfg.KVEvents, cfg.KVEventsReplay = events, replay
+	return simulateAs(t, address, cfg)
+}
+
+// simulateAs starts one with that config.
+func simulateAs(t *testing.T, address string, cfg sim.Config) *simulated {
+	t.Helper()
 	ctx, stop := context.WithCancel(context.Background())
 	s := &simulated{stop: stop, ended: make(chan error, 1)}
 	var err error

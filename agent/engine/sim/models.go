@@ -41,9 +41,9 @@ type permission struct {
 func (x *call) models() {
 	cfg := &x.e.cfg
 	list := modelList{Object: "list"}
-	add := func(name string, parent *string, length *int) {
+	add := func(name, root string, parent *string, length *int) {
 		list.Data = append(list.Data, modelCard{
-			ID: name, Object: "model", Created: now(), OwnedBy: "vllm", Root: "models/" + name, Parent: parent, MaxModelLen: length,
+			ID: name, Object: "model", Created: now(), OwnedBy: "vllm", Root: root, Parent: parent, MaxModelLen: length,
 			Permission: []permission{{
 				ID: "modelperm-" + randomID(), Object: "model_permission", Created: now(),
 				AllowSampling: true, AllowLogprobs: true, AllowView: true, Organization: "*",
@@ -51,11 +51,10 @@ func (x *call) models() {
 		})
 	}
 	for _, name := range cfg.Models {
-		add(name, nil, &cfg.MaxModelLen)
+		add(name, "models/"+name, nil, &cfg.MaxModelLen)
 	}
 	for _, a := range x.core.adapters.all() {
-		add(a.name, &cfg.Models[0], nil)
-		list.Data[len(list.Data)-1].Root = a.path
+		add(a.name, a.path, &cfg.Models[0], nil)
 	}
 	x.json(http.StatusOK, list)
 }

@@ -123,14 +123,14 @@ func (b *beginning) find(rt *Runtime, tokens []uint32) {
 // sharedAtMost returns how many bytes of the prompt others may begin with: where they part is known to
 // a block, and what events say is not to pass for the prompt's own for less than that.
 func (b *beginning) sharedAtMost() int {
-	depth := 0
-	for _, block := range b.chain.Blocks {
-		if depth += int(block.Bytes); depth > b.shared && b.shared > 0 {
-			return depth
-		}
-	}
 	if b.shared == 0 {
 		return 0
+	}
+	depth := 0
+	for _, block := range b.chain.Blocks {
+		if depth += int(block.Bytes); depth > b.shared {
+			return depth
+		}
 	}
 	return b.chain.Bytes
 }

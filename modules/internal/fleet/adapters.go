@@ -24,8 +24,10 @@ type Adapter struct {
 	Name, Path string
 }
 
-// is reports whether a, which an engine lists, is the adapter of that name and path.
-func (a Adapter) is(b Adapter) bool { return a.Name == b.Name && (a.Path == b.Path || a.Path == "") }
+// Is reports whether what an engine lists is the adapter a.
+func (a Adapter) Is(listed Adapter) bool {
+	return a.Name == listed.Name && (a.Path == listed.Path || listed.Path == "")
+}
 
 // adapterLoad is a try to load an adapter, under way until done is closed.
 type adapterLoad struct {
@@ -111,9 +113,7 @@ func (r *Replica) Lists(name string) bool {
 }
 
 // HasAdapter reports whether the engine lists the adapter, from the path that it is to have it from.
-func (r *Replica) HasAdapter(a Adapter) bool { return slices.ContainsFunc(r.listed(), a.isOf) }
-
-func (a Adapter) isOf(listed Adapter) bool { return listed.is(a) }
+func (r *Replica) HasAdapter(a Adapter) bool { return slices.ContainsFunc(r.listed(), a.Is) }
 
 // MayLoad reports whether the replica is fit to load the adapter: it was not found unable to a moment
 // ago.
@@ -211,7 +211,7 @@ func (r *Replica) endLoad(a Adapter, l *adapterLoad, err error) {
 		return
 	}
 	l.err, l.since = err, r.now()
-	if r.Lists(a.Name) {
+	if r.Lists(a.Name) && !r.HasAdapter(a) && !slices.Contains(r.loras.replaced, a.Name) {
 		r.loras.replaced = append(r.loras.replaced, a.Name)
 	}
 	r.relist(func(all []Adapter) []Adapter {

@@ -191,6 +191,10 @@ func TestAdapterLists(t *testing.T) {
 	if r.SetAdapters(version, names) || r.HasAdapter(sql) {
 		t.Error("an old list counts")
 	}
+	if err := r.LoadAdapter(t.Context(), law, at(func() error { r.SetAdapters(r.Listing(), append(r.listed(), law)); return nil })); err != nil || r.Replaced("law") {
+		t.Errorf("one that is seen in the list before its load ends takes nobody's place: %v", err)
+	}
+	r.LostAdapter(r.Listing(), "law")
 	if !r.Replaced("sql") || r.Replaced("old") {
 		t.Error("what is known of another path's blocks counts")
 	}
@@ -204,7 +208,7 @@ func TestAdapterLists(t *testing.T) {
 		t.Errorf("%v", r.AdapterStatuses())
 	}
 	r.SetAdapters(r.Listing(), names)
-	if !names[0].is(sql) {
+	if !sql.Is(names[0]) {
 		t.Error("the list that was given has changed")
 	}
 	if err := r.LoadAdapter(t.Context(), Adapter{"sql", "/loras/v3"}, at(func() error { return errors.New("no") })); err == nil || r.Lists("sql") {

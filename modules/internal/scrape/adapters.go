@@ -47,7 +47,7 @@ func (t *Target) LoadAdapter(ctx context.Context, a fleet.Adapter) error {
 	if err != nil {
 		return err
 	}
-	if slices.ContainsFunc(listed, func(o fleet.Adapter) bool { return o.Name == a.Name && o.Path != "" && o.Path != a.Path }) {
+	if slices.ContainsFunc(listed, func(o fleet.Adapter) bool { return o.Name == a.Name && !a.Is(o) }) {
 		if err := t.ask(ctx, how.unload, map[string]string{"lora_name": a.Name}); err != nil && !errors.Is(err, errGone) {
 			return err
 		}
@@ -59,7 +59,7 @@ func (t *Target) LoadAdapter(ctx context.Context, a fleet.Adapter) error {
 	if _, listed, err = t.models(ctx); err != nil {
 		return err
 	}
-	if !slices.ContainsFunc(listed, func(o fleet.Adapter) bool { return o.Name == a.Name && (o.Path == "" || o.Path == a.Path) }) {
+	if !slices.ContainsFunc(listed, a.Is) {
 		return fmt.Errorf("the engine says that it has loaded the adapter %q, and does not list it", a.Name)
 	}
 	return nil
