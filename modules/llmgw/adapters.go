@@ -66,7 +66,7 @@ func (m *Model) buildAdapters(base *catalog.Model) (models []*catalog.Model, err
 			if e.Engine == "sglang" && strings.Contains(served, ":") {
 				return nil, fmt.Errorf("adapter %q: SGLang takes %q up to its colon for the model, and the rest for an adapter: give it another name with --served-model-name", a.Name, served)
 			}
-			at.Adapter = &catalog.Adapter{Name: a.Name, Path: a.Path, Base: served}
+			at.Adapter = &catalog.Adapter{Adapter: fleet.Adapter{Name: a.Name, Path: a.Path}, Base: served}
 			at.ServedModel = scrape.ServedAdapter(e.Engine, served, a.Name)
 			one.Endpoints = append(one.Endpoints, &at)
 		}
@@ -88,7 +88,7 @@ func (a *App) loadAdapter(ctx context.Context, m *catalog.Model, e *catalog.Endp
 	defer cancel()
 	t := scrape.Target{Replica: e.Replica, Engine: e.Engine, APIKey: e.APIKey, Client: client}
 	begun, outcome := now(), "ok"
-	if err = t.LoadAdapter(ctx, fleet.Adapter{Name: e.Adapter.Name, Path: e.Adapter.Path}); err != nil {
+	if err = t.LoadAdapter(ctx, e.Adapter.Adapter); err != nil {
 		outcome = "error"
 		logger().Warn("replica could not load an adapter", "replica", e.Replica.ID, "adapter", e.Adapter.Name, "error", err)
 	} else {

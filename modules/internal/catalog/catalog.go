@@ -3,6 +3,7 @@
 package catalog
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -62,17 +63,15 @@ type Endpoint struct {
 
 // Adapter is a LoRA adapter that engines load when they are asked to. Immutable.
 type Adapter struct {
-	// Name is what the engine lists it by, Path where the engine finds it, Base the name by which
-	// it knows the model that it is an adapter of.
-	Name, Path, Base string
+	fleet.Adapter
+	// Base is the name by which the engine knows the model that it is an adapter of.
+	Base string
 }
 
-// Served returns the name to ask this endpoint for.
+// Served returns the name to ask this endpoint for. What the engine lists as an adapter now may have
+// another than config, or the list, says.
 func (e *Endpoint) Served(m *Model) string {
-	if e.ServedModel != "" {
-		return e.ServedModel
-	}
-	return m.Name
+	return e.Replica.Served(cmp.Or(e.ServedModel, m.Name))
 }
 
 // Reliability is what happens when a replica fails.

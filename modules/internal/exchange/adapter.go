@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"github.com/llmgw/llmgw/modules/internal/catalog"
-	"github.com/llmgw/llmgw/modules/internal/fleet"
 	"github.com/llmgw/llmgw/modules/internal/openai"
 	"github.com/llmgw/llmgw/modules/schedule"
 )
@@ -16,23 +15,18 @@ import (
 // whether it would have to be loaded first; that it is being loaded is as good as that it is there.
 func adapter(m *catalog.Model, e *catalog.Endpoint) (name string, absent, ok bool) {
 	if e.Adapter != nil {
-		a := loadable(e)
+		a := e.Adapter.Adapter
 		return a.Name, !e.Replica.HasAdapter(a) && !e.Replica.Loading(a), true
 	}
-	name = e.Served(m)
-	return name, false, e.Replica.Lists(name)
-}
-
-// loadable is the adapter that an endpoint's engine is to load.
-func loadable(e *catalog.Endpoint) fleet.Adapter {
-	return fleet.Adapter{Name: e.Adapter.Name, Path: e.Adapter.Path}
+	name, ok = e.Replica.ServedAdapter(e.Served(m))
+	return name, false, ok
 }
 
 // fit reports whether a replica may get a request for what an endpoint serves, as far as that goes:
 // it is ready, and was not found unable to load the adapter a moment ago.
 func fit(e *catalog.Endpoint) bool {
 	return e.Replica.State() == schedule.Ready &&
-		(e.Adapter == nil || e.Replica.HasAdapter(loadable(e)) || e.Replica.MayLoad(loadable(e)))
+		(e.Adapter == nil || e.Replica.HasAdapter(e.Adapter.Adapter) || e.Replica.MayLoad(e.Adapter.Adapter))
 }
 
 // LoadAdapter has the current replica load the adapter that the request is for, if it lacks it. It
@@ -45,7 +39,7 @@ func (x *Exchange) LoadAdapter(ctx context.Context) error {
 	x.mu.Lock()
 	x.listing = e.Replica.Listing()
 	x.mu.Unlock()
-	a := loadable(e)
+	a := e.Adapter.Adapter
 	if e.Replica.HasAdapter(a) {
 		return nil
 	}

@@ -45,7 +45,7 @@ func TestSixtyAdapters(t *testing.T) {
 			for i, e := range endpoints {
 				at := *e
 				if onDemand {
-					at.Adapter = &catalog.Adapter{Name: name, Path: "/loras/" + name, Base: "base"}
+					at.Adapter = &catalog.Adapter{Adapter: fleet.Adapter{Name: name, Path: "/loras/" + name}, Base: "base"}
 				}
 				endpoints[i] = &at
 			}
@@ -113,12 +113,26 @@ func TestSixtyAdapters(t *testing.T) {
 	t.Logf("on demand: %d loads into slots, %d into engines; the busiest has %.2f of its share; the hottest is on %d", with, brought, most, hot)
 }
 
+// TestServedAdapter: what an engine has had from its start counts as an adapter by the name that it is
+// listed by, also where the engine is asked for it by another.
+func TestServedAdapter(t *testing.T) {
+	w := newWorld(t)
+	e := w.endpoint(t, "gpu1:8000")
+	e.Replica.SetAdapters(e.Replica.Listing(), []fleet.Adapter{{Name: "sql", Served: "base:sql"}})
+	for served, want := range map[string]string{"base:sql": "sql", "sql": "sql", "base": "", "base:law": "", "": ""} {
+		e.ServedModel = served
+		if name, absent, ok := adapter(&catalog.Model{Name: "m"}, e); name != want || absent || ok != (want != "") {
+			t.Errorf("asked for as %q: adapter %q, absent %v, %v", served, name, absent, ok)
+		}
+	}
+}
+
 // TestAdapterLost: an engine's word that it does not know the model says that it has lost the adapter, once
 // for each request, and no other error does.
 func TestAdapterLost(t *testing.T) {
 	w := newWorld(t)
 	e := w.endpoint(t, "gpu1:8000")
-	e.Adapter = &catalog.Adapter{Name: "sql", Path: "/loras/sql", Base: "base"}
+	e.Adapter = &catalog.Adapter{Adapter: fleet.Adapter{Name: "sql", Path: "/loras/sql"}, Base: "base"}
 	w.serve(t, nil, &catalog.Model{Name: "sql", TargetWaiting: 4, KVCeiling: 0.9, Endpoints: []*catalog.Endpoint{e}, Reliability: catalog.Reliability{Total: time.Hour}})
 	w.LoadAdapter = func(context.Context, *catalog.Model, *catalog.Endpoint) error { w.loads++; return nil }
 	ask := func() *Exchange {
@@ -130,11 +144,11 @@ func TestAdapterLost(t *testing.T) {
 		return x
 	}
 	a, b := ask(), ask()
-	if a.Refusal(&openai.Error{Status: http.StatusNotFound, Message: "no such response"}) || !e.Replica.HasAdapter(loadable(e)) {
+	if a.Refusal(&openai.Error{Status: http.StatusNotFound, Message: "no such response"}) || !e.Replica.HasAdapter(e.Adapter.Adapter) {
 		t.Error("any 404 counts")
 	}
 	lost := openai.Normalize(http.StatusNotFound, []byte(`{"error":{"message":"The model `+"`sql`"+` does not exist.","type":"NotFoundError","param":"model","code":404}}`))
-	if !a.Refusal(lost) || e.Replica.HasAdapter(loadable(e)) {
+	if !a.Refusal(lost) || e.Replica.HasAdapter(e.Adapter.Adapter) {
 		t.Errorf("%+v does not count", lost)
 	}
 	again := func(x *Exchange) {
@@ -145,7 +159,7 @@ func TestAdapterLost(t *testing.T) {
 		}
 	}
 	again(a)
-	if w.loads != 2 || !b.Refusal(lost) || !e.Replica.HasAdapter(loadable(e)) {
+	if w.loads != 2 || !b.Refusal(lost) || !e.Replica.HasAdapter(e.Adapter.Adapter) {
 		t.Errorf("%d loads; who was sent before it came back takes it away again", w.loads)
 	}
 	again(b)
@@ -169,7 +183,7 @@ func TestFullBesideFailed(t *testing.T) {
 			second = &catalog.Endpoint{Replica: r, Pool: "default", Priority: 100, Weight: 1}
 			m.Fallbacks, m.Endpoints = nil, append(m.Endpoints, second)
 			for _, e := range m.Endpoints {
-				e.Adapter = &catalog.Adapter{Name: "sql", Path: "/loras/sql", Base: "m"}
+				e.Adapter = &catalog.Adapter{Adapter: fleet.Adapter{Name: "sql", Path: "/loras/sql"}, Base: "m"}
 			}
 		})
 		full := w.fleet.Find("gpu1:8000")
@@ -177,7 +191,7 @@ func TestFullBesideFailed(t *testing.T) {
 		fails := func() func(context.Context) error {
 			return func(context.Context) error { return errors.New("no such file") }
 		}
-		if err := second.Replica.LoadAdapter(t.Context(), loadable(second), fails); err == nil {
+		if err := second.Replica.LoadAdapter(t.Context(), second.Adapter.Adapter, fails); err == nil {
 			t.Fatal("it did not fail")
 		}
 		runs, _ := full.Take(-1, 1)

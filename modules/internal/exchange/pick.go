@@ -305,7 +305,7 @@ func (rt *Runtime) snapshot(d *pipeline.Decision, m *catalog.Model, req *schedul
 		c.Absent = false
 		if name, absent, ok := adapter(m, e); ok {
 			c.Adapter, c.Absent = e.Replica.LoRA(name), absent
-			if absent && !e.Replica.MayLoad(loadable(e)) {
+			if absent && !e.Replica.MayLoad(e.Adapter.Adapter) {
 				c.Adapter = schedule.AdapterFailed
 			}
 		}

@@ -22,6 +22,8 @@ const (
 type Adapter struct {
 	// Name is what the engine lists it by, Path where the engine has it from, "" if it does not say.
 	Name, Path string
+	// Served is what the engine that lists it is asked for, "" if that is its name.
+	Served string
 }
 
 // Is reports whether what an engine lists is the adapter a.
@@ -110,6 +112,27 @@ func (r *Replica) listed() []Adapter {
 // Lists reports whether the engine lists an adapter of that name.
 func (r *Replica) Lists(name string) bool {
 	return slices.ContainsFunc(r.listed(), func(a Adapter) bool { return a.Name == name })
+}
+
+// Served returns what to ask the engine for to be served what it lists by that name.
+func (r *Replica) Served(name string) string {
+	for _, a := range r.listed() {
+		if a.Name == name && a.Served != "" {
+			return a.Served
+		}
+	}
+	return name
+}
+
+// ServedAdapter returns the name of the adapter that the engine serves if it is asked for this, if it
+// lists one.
+func (r *Replica) ServedAdapter(served string) (name string, ok bool) {
+	for _, a := range r.listed() {
+		if a.Name == served || a.Served == served {
+			return a.Name, true
+		}
+	}
+	return "", false
 }
 
 // HasAdapter reports whether the engine lists the adapter, from the path that it is to have it from.

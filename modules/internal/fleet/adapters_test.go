@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-var sql, law = Adapter{"sql", "/loras/sql"}, Adapter{"law", "/loras/law"}
+var sql, law = Adapter{Name: "sql", Path: "/loras/sql"}, Adapter{Name: "law", Path: "/loras/law"}
 
 // at is what begins a load by do.
 func at(do func() error) func() func(context.Context) error {
@@ -84,7 +84,7 @@ func TestLoadAdapterFails(t *testing.T) {
 			t.Errorf("%+v", s)
 		}
 		c.advance(pause - time.Millisecond)
-		if r.MayLoad(sql) || !r.MayLoad(law) || !r.MayLoad(Adapter{"sql", "/elsewhere"}) {
+		if r.MayLoad(sql) || !r.MayLoad(law) || !r.MayLoad(Adapter{Name: "sql", Path: "/elsewhere"}) {
 			t.Errorf("a pause of %v is not kept, or kept for others", pause)
 		}
 		c.advance(time.Millisecond)
@@ -163,14 +163,14 @@ func TestLoadFromElsewhere(t *testing.T) {
 			})
 		}()
 		synctest.Wait()
-		if !r.Loading(sql) || r.Loading(Adapter{"sql", "/loras/v2"}) {
+		if !r.Loading(sql) || r.Loading(Adapter{Name: "sql", Path: "/loras/v2"}) {
 			t.Error("what is being loaded")
 		}
-		if err := r.LoadAdapter(t.Context(), Adapter{"sql", "/loras/v2"}, at(func() error { return nil })); err != nil {
+		if err := r.LoadAdapter(t.Context(), Adapter{Name: "sql", Path: "/loras/v2"}, at(func() error { return nil })); err != nil {
 			t.Error(err)
 		}
 		synctest.Wait()
-		if !errors.Is(first, context.Canceled) || !r.HasAdapter(Adapter{"sql", "/loras/v2"}) || r.HasAdapter(sql) {
+		if !errors.Is(first, context.Canceled) || !r.HasAdapter(Adapter{Name: "sql", Path: "/loras/v2"}) || r.HasAdapter(sql) {
 			t.Errorf("%v, %+v", first, r.AdapterStatuses())
 		}
 	})
@@ -182,10 +182,10 @@ func TestAdapterLists(t *testing.T) {
 	r := hold(t, newClock())
 	names := []Adapter{sql, {Name: "old"}}
 	version := r.Listing()
-	if !r.SetAdapters(version, names) || !r.HasAdapter(sql) || r.HasAdapter(Adapter{"sql", "/loras/v2"}) || !r.HasAdapter(Adapter{"old", "/any"}) || !r.Lists("old") {
+	if !r.SetAdapters(version, names) || !r.HasAdapter(sql) || r.HasAdapter(Adapter{Name: "sql", Path: "/loras/v2"}) || !r.HasAdapter(Adapter{Name: "old", Path: "/any"}) || !r.Lists("old") {
 		t.Errorf("%v", r.AdapterStatuses())
 	}
-	if err := r.LoadAdapter(t.Context(), Adapter{"sql", "/loras/v2"}, at(func() error { return nil })); err != nil || r.HasAdapter(sql) || len(r.AdapterStatuses()) != 2 {
+	if err := r.LoadAdapter(t.Context(), Adapter{Name: "sql", Path: "/loras/v2"}, at(func() error { return nil })); err != nil || r.HasAdapter(sql) || len(r.AdapterStatuses()) != 2 {
 		t.Errorf("in place of another: %v, %v", err, r.AdapterStatuses())
 	}
 	if r.SetAdapters(version, names) || r.HasAdapter(sql) {
@@ -211,7 +211,7 @@ func TestAdapterLists(t *testing.T) {
 	if !sql.Is(names[0]) {
 		t.Error("the list that was given has changed")
 	}
-	if err := r.LoadAdapter(t.Context(), Adapter{"sql", "/loras/v3"}, at(func() error { return errors.New("no") })); err == nil || r.Lists("sql") {
+	if err := r.LoadAdapter(t.Context(), Adapter{Name: "sql", Path: "/loras/v3"}, at(func() error { return errors.New("no") })); err == nil || r.Lists("sql") {
 		t.Error("one that was unloaded for another is listed still")
 	}
 	r.Health.ConnectFailed("connect: refused")

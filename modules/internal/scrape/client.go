@@ -1,6 +1,7 @@
 package scrape
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -126,6 +127,8 @@ func (t *Target) models(ctx context.Context) (names []string, adapters []fleet.A
 			// Parent is the base model of an adapter, Root where that comes from.
 			Parent *string `json:"parent"`
 			Root   string  `json:"root"`
+			// OwnedBy is the engine, in that engine's own words.
+			OwnedBy string `json:"owned_by"`
 		} `json:"data"`
 	}
 	if err := json.NewDecoder(io.LimitReader(res.Body, maxModelsBody)).Decode(&list); err != nil {
@@ -141,7 +144,11 @@ func (t *Target) models(ctx context.Context) (names []string, adapters []fleet.A
 			seen[name] = true
 			names = append(names, name)
 			if m.Parent != nil && *m.Parent != "" {
-				adapters = append(adapters, fleet.Adapter{Name: name, Path: m.Root})
+				a := fleet.Adapter{Name: name, Path: m.Root}
+				if how := loadings[cmp.Or(t.Engine, m.OwnedBy)]; how != nil {
+					a.Served = how.served(*m.Parent, name)
+				}
+				adapters = append(adapters, a)
 			}
 		}
 	}

@@ -244,6 +244,31 @@ func TestModelsList(t *testing.T) {
 	}
 }
 
+// TestListedAdapters: adapters are asked for as their engine wants it, which config says, or the list.
+func TestListedAdapters(t *testing.T) {
+	const list = `{"data":[{"id":"base","owned_by":%[1]q,"parent":null},{"id":"sql","owned_by":%[1]q,"root":"/loras/sql","parent":"base"}]}`
+	for _, c := range []struct{ configured, owner, served string }{
+		{"", "vllm", "sql"},
+		{"", "sglang", "base:sql"},
+		{"", "", "sql"},
+		{"", "somebody", ""},
+		{"sglang", "somebody", "base:sql"},
+		{"vllm", "sglang", "sql"},
+		{"llamacpp", "llamacpp", ""},
+	} {
+		tg := serve(t, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintf(w, list, c.owner) })
+		tg.Engine = c.configured
+		names, got, err := tg.models(bounded(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := []fleet.Adapter{{Name: "sql", Path: "/loras/sql", Served: c.served}}
+		if !slices.Equal(got, want) || !slices.Equal(names, []string{"base", "sql"}) {
+			t.Errorf("%+v: adapters %+v, want %+v, of the models %q", c, got, want, names)
+		}
+	}
+}
+
 func TestModelsListThatIsNone(t *testing.T) {
 	for _, c := range []struct {
 		name, body string
