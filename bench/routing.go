@@ -32,11 +32,15 @@ var policies = []policy{
 	{"events", "prefix {\n\t\t\t\tevents on 200ms\n\t\t\t}", ""},
 }
 
+// paceMaker is the policy that sets the pace: least in-flight.
+const paceMaker = 1
+
 // outcome is what a run gave.
 type outcome struct {
 	hit       float64 // share of the prompts' tokens that were cached
 	p50, p99  time.Duration
-	imbalance float64 // the most requests that a replica got, over the mean
+	imbalance float64         // the most requests that a replica got, over the mean
+	sent      []time.Duration // when each request was sent, after the first
 }
 
 // Each of the simulated engines.
@@ -44,7 +48,11 @@ const (
 	routingSlots   = 16
 	routingPrefill = 100 * time.Microsecond
 	routingDecode  = 4 * time.Millisecond
-	perReplica     = 6 // clients
+	perReplica     = 6 // clients, of the run that sets the pace
+	// routingLoad is how many requests come in the time in which those clients send one: all policies get
+	// the same ones at the same times. With clients that wait for their answers, a policy that serves most of
+	// them sooner gets more to do at once, and pays for that with its slowest.
+	routingLoad = 0.9
 	// startApart is how long after another each client starts: else what the 99th percentile says is how
 	// all of them begin at once.
 	startApart = 10 * time.Millisecond
@@ -103,8 +111,15 @@ func routeAll(ctx context.Context, binary string, n int, w workload, set float64
 	}
 	defer func() { err = errors.Join(err, engines.end()) }()
 	most := bound(requests, each*n)
+	pace, err := routeOne(ctx, binary, policies[paceMaker], engines.addresses, talks, sequence, nil)
+	if err != nil {
+		return each, fmt.Errorf("the pace: %w", err)
+	}
+	for i := range pace.sent {
+		pace.sent[i] = time.Duration(float64(pace.sent[i]) / routingLoad)
+	}
 	for _, p := range policies {
-		o, err := routeOne(ctx, binary, p, engines.addresses, talks, sequence)
+		o, err := routeOne(ctx, binary, p, engines.addresses, talks, sequence, pace.sent)
 		if err != nil {
 			return each, fmt.Errorf("%s: %w", p.name, err)
 		}
@@ -151,8 +166,8 @@ func startSims(ctx context.Context, n, blocks int) (*simulated, error) {
 	return s, nil
 }
 
-// routeOne plays the conversations through a gateway with one policy.
-func routeOne(ctx context.Context, binary string, p policy, addresses []string, talks []talk, sequence []int) (o outcome, err error) {
+// routeOne plays the conversations through a gateway with one policy, see [play].
+func routeOne(ctx context.Context, binary string, p policy, addresses []string, talks []talk, sequence []int, at []time.Duration) (o outcome, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var all children
 	defer all.end(cancel)
@@ -172,7 +187,7 @@ func routeOne(ctx context.Context, binary string, p policy, addresses []string, 
 			return o, err
 		}
 	}
-	return play(ctx, g.url, len(addresses), talks, sequence)
+	return play(ctx, g.url, len(addresses), talks, sequence, at)
 }
 
 // followed waits until a gateway follows the events of so many replicas.
@@ -221,9 +236,11 @@ func reset(ctx context.Context, url string) error {
 	return res.Body.Close()
 }
 
-// play sends the turns of the conversations, some at a time, and each after the answer of the one before.
-func play(ctx context.Context, url string, replicas int, talks []talk, sequence []int) (o outcome, err error) {
-	c := client(perReplica * replicas)
+// play sends the turns of the conversations, each after the answer of the one before: at these times, or,
+// if at is nil, by clients that have one request each.
+func play(ctx context.Context, url string, replicas int, talks []talk, sequence []int, at []time.Duration) (o outcome, err error) {
+	c := client(max(perReplica*replicas, len(at)))
+	defer c.CloseIdleConnections()
 	history := make([][]message, len(talks))
 	said := make([]int, len(talks))
 	for i, t := range talks {
@@ -234,34 +251,47 @@ func play(ctx context.Context, url string, replicas int, talks []talk, sequence 
 	served := make(map[string]int)
 	cached, tokens := 0, 0
 	busy := make([]sync.Mutex, len(talks))
-	work := make(chan int)
 	var wg sync.WaitGroup
 	var faults []error
-	for n := range perReplica * replicas {
-		wg.Go(func() {
-			time.Sleep(time.Duration(n) * startApart)
-			for i := range work {
-				busy[i].Lock()
-				history[i] = append(history[i], message{"user", talks[i].turns[said[i]]})
-				said[i]++
-				a, err := ask(ctx, c, url, fmt.Sprint("talk-", i), history[i])
-				history[i] = append(history[i], message{"assistant", a.text})
-				busy[i].Unlock()
-				mu.Lock()
-				if err != nil {
-					faults = append(faults, err)
+	begun := time.Now()
+	o.sent = make([]time.Duration, len(sequence))
+	send := func(place int) {
+		i := sequence[place]
+		busy[i].Lock()
+		defer busy[i].Unlock()
+		o.sent[place] = time.Since(begun)
+		history[i] = append(history[i], message{"user", talks[i].turns[said[i]]})
+		said[i]++
+		a, err := ask(ctx, c, url, fmt.Sprint("talk-", i), history[i])
+		history[i] = append(history[i], message{"assistant", a.text})
+		mu.Lock()
+		defer mu.Unlock()
+		if err != nil {
+			faults = append(faults, err)
+		}
+		waits = append(waits, a.first)
+		served[a.replica]++
+		cached, tokens = cached+a.cached, tokens+a.tokens
+	}
+	if at == nil {
+		work := make(chan int)
+		for n := range perReplica * replicas {
+			wg.Go(func() {
+				time.Sleep(time.Duration(n) * startApart)
+				for place := range work {
+					send(place)
 				}
-				waits = append(waits, a.first)
-				served[a.replica]++
-				cached, tokens = cached+a.cached, tokens+a.tokens
-				mu.Unlock()
-			}
-		})
+			})
+		}
+		for place := range sequence {
+			work <- place
+		}
+		close(work)
 	}
-	for _, i := range sequence {
-		work <- i
+	for place, t := range at {
+		time.Sleep(t - time.Since(begun))
+		wg.Go(func() { send(place) })
 	}
-	close(work)
 	wg.Wait()
 	slices.Sort(waits)
 	o.hit = float64(cached) / float64(max(1, tokens))
