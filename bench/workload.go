@@ -58,7 +58,7 @@ var workloads = []workload{
 	{"shared system prompt", func(r *rand.Rand, replicas int) []talk { return talksOf(r, 100*replicas, 2*replicas, 4000, 1, 300) }},
 	{"agentic", func(r *rand.Rand, replicas int) []talk { return talksOf(r, 15*replicas, 2, 4000, 10, 2000) }},
 	{"no reuse", func(r *rand.Rand, replicas int) []talk { return talksOf(r, 80*replicas, 80*replicas, 500, 1, 1500) }},
-	{"one hot prefix", func(r *rand.Rand, replicas int) []talk { return talksOf(r, 300*replicas, 1, 8000, 1, 300) }},
+	{"one hot prefix", func(r *rand.Rand, replicas int) []talk { return talksOf(r, 600*replicas, 1, 8000, 1, 300) }},
 }
 
 // order returns the conversations in the order in which their turns come: turn after turn over all of them,

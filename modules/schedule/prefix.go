@@ -29,8 +29,9 @@ func Imbalanced(req *Request, replicas []*Replica) bool {
 // What many prompts have in common, such as a system prompt, is worth nothing on a replica that is
 // crowded: with much more in flight than others or no place in its batch, or with a cache that has
 // much more in it. There it costs others more than it saves, and another replica soon has it as
-// well: so hot prefixes spread before a queue forms, and the caches of a fleet hold about as much
-// as one of their size.
+// well. And what a fourth of the requests begin with is worth having on a fourth of the replicas: until
+// it is, those that lack it score as if they had it. So hot prefixes spread before a queue forms, and the
+// caches of a fleet hold about as much as one of their size.
 type Prefix struct{}
 
 // Score implements [Scorer].
@@ -40,10 +41,37 @@ func (Prefix) Score(req *Request, replicas []*Replica, scores []float64) {
 		return
 	}
 	c := crowdOf(replicas)
+	spread := c.spreads(req, replicas)
 	for i, r := range replicas {
-		scores[i] = c.credit(req, r)
+		switch {
+		case !spread:
+			scores[i] = c.credit(req, r)
+		case c.takes(r):
+			scores[i] = req.Shared
+		default:
+			scores[i] = 0
+		}
 	}
 }
+
+// spreads reports whether the request is one by which what it shares with others is to get to one more
+// replica: nobody holds more of it than that, and somebody without it has the time.
+func (c crowd) spreads(req *Request, replicas []*Replica) bool {
+	if !req.Spread || req.Shared < req.Prefix.Threshold {
+		return false
+	}
+	some := false
+	for _, r := range replicas {
+		if r.Cached.Or(0) > req.Shared {
+			return false
+		}
+		some = some || c.takes(r)
+	}
+	return some
+}
+
+// takes reports whether a replica may get what is shared.
+func (c crowd) takes(r *Replica) bool { return !r.Shares && !(r.Waiting >= 1) && !c.busy(r, 1) }
 
 // Spread scores 1 - norm(bytes of prompts that the replica's KV cache is taken to hold): so what is new
 // goes where it displaces least, and the caches of a fleet fill alike. A replica that is busier than
@@ -177,6 +205,7 @@ type Cost struct{}
 // Score implements [Scorer].
 func (Cost) Score(req *Request, replicas []*Replica, scores []float64) {
 	c, imbalanced := crowdOf(replicas), Imbalanced(req, replicas)
+	imbalanced = imbalanced || c.spreads(req, replicas)
 	for i, r := range replicas {
 		cached := 0.0
 		if !imbalanced {

@@ -45,6 +45,34 @@ func TestPrefix(t *testing.T) {
 	}
 }
 
+// TestSpreading: what many prompts begin with goes to one more replica while it is on too few.
+func TestSpreading(t *testing.T) {
+	shares := func(r *Replica) { r.Cached, r.Shares = 0.5, true }
+	for _, c := range []struct {
+		name               string
+		replicas           []*Replica
+		prefix, ttft, cost []float64
+	}{
+		{"who lacks it scores", each(known(shares), known(cached(0))), values(0, 0.5), values(0, 0), values(0, 0)},
+		{"also who was sent it and has not got it yet", each(known(shares), known(cached(0), func(r *Replica) { r.Shares = true }), known(cached(0))), values(0, 0, 0.5), values(0, 0, 0), values(0, 0, 0)},
+		{"not who is busy", each(known(shares), known(cached(0), inflight(4)), known(cached(0))), values(0, 0, 0.5), values(0, 0, 0), values(0, 0, 0)},
+		{"nor who has a queue", each(known(shares), known(cached(0), waiting(1))), values(0.5, 0), values(0.5, 0), values(0.25, 0)},
+		{"not if all have it", each(known(shares), known(shares)), values(0.5, 0.5), values(0, 0), values(0, 0)},
+		{"nor if somebody has more of the prompt", each(known(shares, cached(0.6)), known(cached(0))), values(0.6, 0), values(0.6, 0), values(0.3, 0)},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			req := prefixed(0.5)
+			req.Spread = true
+			expect(t, score(Prefix{}, req, c.replicas...), c.prefix...)
+			expect(t, score(TTFT{}, req, c.replicas...), c.ttft...)
+			expect(t, score(Cost{}, req, c.replicas...), c.cost...)
+		})
+	}
+	req := prefixed(0.2) // below the threshold it is not worth it
+	req.Spread = true
+	expect(t, score(Prefix{}, req, each(known(func(r *Replica) { r.Cached, r.Shares = 0.2, true }), known(cached(0)))...), 0, 0)
+}
+
 func TestSpread(t *testing.T) {
 	for _, c := range []struct {
 		name     string

@@ -163,6 +163,8 @@ type Replica struct {
 	Cached Gauge
 	// Held is how many bytes of all prompts the cache is taken to hold.
 	Held int64
+	// Shares says that it was sent all that the prompt has in common with others.
+	Shares bool
 }
 
 // Request is what a decision knows of the request that it is made for.
@@ -182,6 +184,9 @@ type Request struct {
 	// of it, from 0 to 1, up to which other prompts are like it.
 	PromptBytes int
 	Shared      float64
+	// Spread says that what is shared is on fewer replicas than its share of the requests makes up, so
+	// that one more is to get it.
+	Spread bool
 	// Prefix says what that is worth.
 	Prefix PrefixRules
 	// TargetWaiting is how many waiting requests fill a replica; above 0.

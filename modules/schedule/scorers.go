@@ -69,9 +69,12 @@ type TTFT struct{}
 
 // Score implements [Scorer].
 func (TTFT) Score(req *Request, replicas []*Replica, scores []float64) {
-	known := false
+	known, spread := false, req.Spread && crowdOf(replicas).spreads(req, replicas)
 	for i, r := range replicas {
-		own := float64(req.PromptTokens) * (1 - r.Cached.Or(0))
+		own := float64(req.PromptTokens)
+		if !spread { // else what is cached is not to keep it there
+			own *= 1 - r.Cached.Or(0)
+		}
 		scores[i] = (float64(r.PrefillTokens) + own) / r.Weight
 		known = known || r.Cached.Known()
 	}

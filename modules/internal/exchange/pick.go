@@ -146,9 +146,12 @@ func (x *Exchange) pickServing(b *beginning) (*catalog.Endpoint, error) {
 	tokens := cmp.Or(x.lease.Tokens(), int64(req.PromptTokens+req.OutputTokens))
 	b.read(x.rt, m, x.prompt())
 	b.find(x.rt, x.tokensAs(m))
+	if x.attempts == 0 {
+		b.count(x.rt, req.Now)
+	}
 	for conflicts := 0; ; conflicts++ {
 		x.rt.snapshot(d, m, &req, x.tried, x.lease, x.sequences())
-		b.fill(d, &req)
+		b.fill(x.rt, d, &req)
 		if !x.pinned(d) && !d.Decide(profile, &req) {
 			x.cache = schedule.CacheNoWorker
 			return nil, x.exhausted(d)
@@ -341,7 +344,7 @@ func (rt *Runtime) Explain(ctx context.Context, m *catalog.Model, q *Question) p
 	b.find(rt, tokens)
 	req := rt.request(m, m.Upcoming(), cmp.Or(q.Session, q.Fields.User), q.Fields.PromptBytes, OutputTokens(&q.Fields))
 	rt.snapshot(d, m, &req, nil, nil, q.Fields.Sequences(q.Fields.Prompts(true)))
-	b.fill(d, &req)
+	b.fill(rt, d, &req)
 	d.Decide(p, &req)
 	e := d.Explain(p)
 	e.Cache, e.Shared = b.decided(d, &req), req.Shared

@@ -4,6 +4,9 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"sync"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
 
 	"github.com/llmgw/llmgw/modules/internal/catalog"
 	"github.com/llmgw/llmgw/modules/internal/fleet"
@@ -42,6 +45,9 @@ type beginning struct {
 	keys   []prefix.Key
 	held   []prefix.Held
 	shared int
+	// common is what of the prompt others are known to begin with, in bytes, and popular its name.
+	common  int
+	popular uint64
 }
 
 var beginnings = sync.Pool{New: func() any { return new(beginning) }}
@@ -114,9 +120,47 @@ func (b *beginning) find(rt *Runtime, tokens []uint32) {
 	}
 	b.held = append(b.held[:0], make([]prefix.Held, len(b.keys))...)
 	b.shared = rt.Prefix.Match(&b.chain, b.keys, b.held)
+	b.common, b.popular = b.shared, nothing
+	depth := 0
+	for _, block := range b.chain.Blocks {
+		if depth += int(block.Bytes); depth > b.common {
+			break
+		}
+		b.popular = block.Hash
+	}
 	if len(tokens) > 0 {
 		b.exactly(rt, tokens)
 		b.shared = b.sharedAtMost()
+	}
+}
+
+// nothing is the name of what prompts have in common that have nothing in common.
+const nothing = 1
+
+// count notes the request in what prompts have in common.
+func (b *beginning) count(rt *Runtime, now time.Time) {
+	if b.known {
+		rt.Prefix.Popular.Note(xxhash.Sum64String(b.of.Name), b.popular, now)
+	}
+}
+
+// spread says whether what the prompt shares with others is on too few of the replicas: on a smaller part of
+// them than that of the requests that begin like this.
+func (b *beginning) spread(rt *Runtime, d *pipeline.Decision, req *schedule.Request) {
+	req.Spread = false
+	holders, all := 0.0, 0.0
+	for i := range d.Candidates {
+		c := &d.Candidates[i]
+		if c.Shares = b.common > 0 && b.held[i].Matched >= b.common; c.State != schedule.Ready {
+			continue
+		}
+		if all += c.Weight; c.Shares {
+			holders += c.Weight
+		}
+	}
+	if b.common > 0 && holders > 0 && holders < all {
+		share := rt.Prefix.Popular.Share(xxhash.Sum64String(b.of.Name), b.popular, req.Now)
+		req.Spread = share*all >= holders+all/float64(2*len(d.Candidates))
 	}
 }
 
@@ -154,10 +198,10 @@ func (b *beginning) decided(d *pipeline.Decision, req *schedule.Request) schedul
 func keyOf(r *fleet.Replica) prefix.Key { return prefix.Key{Replica: r.Serial, Epoch: r.Epoch()} }
 
 // fill tells a decision what was found.
-func (b *beginning) fill(d *pipeline.Decision, req *schedule.Request) {
+func (b *beginning) fill(rt *Runtime, d *pipeline.Decision, req *schedule.Request) {
 	if !b.known {
 		for i := range d.Candidates {
-			d.Candidates[i].Cached, d.Candidates[i].Held = schedule.Unknown, 0
+			d.Candidates[i].Cached, d.Candidates[i].Held, d.Candidates[i].Shares = schedule.Unknown, 0, false
 		}
 		return
 	}
@@ -170,6 +214,7 @@ func (b *beginning) fill(d *pipeline.Decision, req *schedule.Request) {
 			d.Candidates[i].Held = 0
 		}
 	}
+	b.spread(rt, d, req)
 }
 
 // cached returns how many of so many tokens of prompt a replica, of that index, has computed

@@ -196,6 +196,34 @@ func TestR06_HotPrefixSpreads(t *testing.T) {
 	w.atRest(t)
 }
 
+// TestR06_HotPrefixIsWhereItIsNeeded: without any crowd, what all requests begin with is soon on all replicas,
+// and what an eighth of them begin with on one or two of four.
+func TestR06_HotPrefixIsWhereItIsNeeded(t *testing.T) {
+	for groups, misses := range map[int][2]int{1: {4, 4}, 8: {8, 14}} {
+		w := remembering(t, fourReplicas...)
+		systems := make([]string, groups)
+		for i := range systems {
+			systems[i] = words(8_000)
+		}
+		served, missed := make(map[string]int), 0
+		for i := range 400 {
+			x, at, why := w.goes(t, chatOf("m", systems[i%groups], words(200)))
+			if x.End(); why != schedule.CacheHit {
+				missed++
+			}
+			served[at]++
+		}
+		least := 400
+		for _, e := range w.Catalog.Resolve("m").Endpoints {
+			least = min(least, served[e.Replica.ID])
+		}
+		if missed < misses[0] || missed > misses[1] || groups == 1 && least < 60 {
+			t.Errorf("%d groups: %d of 400 did not find it, want %v; served %v", groups, missed, misses, served)
+		}
+		w.atRest(t)
+	}
+}
+
 // TestShortPromptsSpread: prompts of which nothing is remembered go to all, however much more one replica
 // holds of others.
 func TestShortPromptsSpread(t *testing.T) {

@@ -17,6 +17,9 @@ type Key struct {
 // Index knows for many replicas which blocks each has in its cache. Its memory is bounded: where it
 // does not suffice, the replica that has most of it forgets first. Safe for concurrent use.
 type Index struct {
+	// Popular counts what prompts have in common.
+	Popular Popular
+
 	seed   uint64
 	memory int64
 
