@@ -57,7 +57,7 @@ var workloads = []workload{
 	{"multi-turn", func(r *rand.Rand, replicas int) []talk { return talksOf(r, 30*replicas, 30*replicas, 400, 6, 600) }},
 	{"shared system prompt", func(r *rand.Rand, replicas int) []talk { return talksOf(r, 100*replicas, 2*replicas, 4000, 1, 300) }},
 	{"agentic", func(r *rand.Rand, replicas int) []talk { return talksOf(r, 15*replicas, 2, 4000, 10, 2000) }},
-	{"no reuse", func(r *rand.Rand, replicas int) []talk { return talksOf(r, 80*replicas, 80*replicas, 500, 1, 1500) }},
+	{"no reuse", func(r *rand.Rand, replicas int) []talk { return talksOf(r, 240*replicas, 240*replicas, 500, 1, 1500) }},
 	{"one hot prefix", func(r *rand.Rand, replicas int) []talk { return talksOf(r, 600*replicas, 1, 8000, 1, 300) }},
 }
 
