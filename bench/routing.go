@@ -24,16 +24,16 @@ type policy struct {
 	name, config, global string
 }
 
+// leastInflight sets the pace, too.
+var leastInflight = policy{"least in-flight", "routing least", "routing least {\n\t\t\tscore inflight 1\n\t\t}"}
+
 var policies = []policy{
 	{"round robin", "routing debug", ""},
-	{"least in-flight", "routing least", "routing least {\n\t\t\tscore inflight 1\n\t\t}"},
+	leastInflight,
 	{"session", "prefix {\n\t\t\t\ttree off\n\t\t\t}", ""},
 	{"tree", "", ""},
 	{"events", "prefix {\n\t\t\t\tevents on 200ms\n\t\t\t}", ""},
 }
-
-// paceMaker is the policy that sets the pace: least in-flight.
-const paceMaker = 1
 
 // outcome is what a run gave.
 type outcome struct {
@@ -111,7 +111,7 @@ func routeAll(ctx context.Context, binary string, n int, w workload, set float64
 	}
 	defer func() { err = errors.Join(err, engines.end()) }()
 	most := bound(requests, each*n)
-	pace, err := routeOne(ctx, binary, policies[paceMaker], engines.addresses, talks, sequence, nil)
+	pace, err := routeOne(ctx, binary, leastInflight, engines.addresses, talks, sequence, nil)
 	if err != nil {
 		return each, fmt.Errorf("the pace: %w", err)
 	}
@@ -289,6 +289,9 @@ func play(ctx context.Context, url string, replicas int, talks []talk, sequence 
 		close(work)
 	}
 	for place, t := range at {
+		if ctx.Err() != nil {
+			break
+		}
 		time.Sleep(t - time.Since(begun))
 		wg.Go(func() { send(place) })
 	}

@@ -204,11 +204,11 @@ type Cost struct{}
 
 // Score implements [Scorer].
 func (Cost) Score(req *Request, replicas []*Replica, scores []float64) {
-	c, imbalanced := crowdOf(replicas), Imbalanced(req, replicas)
-	imbalanced = imbalanced || c.spreads(req, replicas)
+	c := crowdOf(replicas)
+	all := Imbalanced(req, replicas) || c.spreads(req, replicas) // of the prompt is to do, wherever it goes
 	for i, r := range replicas {
 		cached := 0.0
-		if !imbalanced {
+		if !all {
 			cached = c.credit(req, r)
 		}
 		scores[i] = (float64(req.PromptTokens)*(1-cached) + float64(req.OutputTokens)) / r.Weight

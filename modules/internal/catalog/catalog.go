@@ -71,7 +71,15 @@ type Adapter struct {
 // Served returns the name to ask this endpoint for. What the engine lists as an adapter now may have
 // another than config, or the list, says.
 func (e *Endpoint) Served(m *Model) string {
-	return e.Replica.Served(cmp.Or(e.ServedModel, m.Name))
+	if a, ok := e.Listed(m); ok && a.Served != "" {
+		return a.Served
+	}
+	return cmp.Or(e.ServedModel, m.Name)
+}
+
+// Listed returns the adapter that the model is for the endpoint's engine, if that lists it as one.
+func (e *Endpoint) Listed(m *Model) (fleet.Adapter, bool) {
+	return e.Replica.Listed(cmp.Or(e.ServedModel, m.Name))
 }
 
 // Reliability is what happens when a replica fails.

@@ -18,8 +18,8 @@ func adapter(m *catalog.Model, e *catalog.Endpoint) (name string, absent, ok boo
 		a := e.Adapter.Adapter
 		return a.Name, !e.Replica.HasAdapter(a) && !e.Replica.Loading(a), true
 	}
-	name, ok = e.Replica.ServedAdapter(e.Served(m))
-	return name, false, ok
+	a, ok := e.Listed(m)
+	return a.Name, false, ok
 }
 
 // fit reports whether a replica may get a request for what an endpoint serves, as far as that goes:

@@ -146,9 +146,6 @@ func (x *Exchange) pickServing(b *beginning) (*catalog.Endpoint, error) {
 	tokens := cmp.Or(x.lease.Tokens(), int64(req.PromptTokens+req.OutputTokens))
 	b.read(x.rt, m, x.prompt())
 	b.find(x.rt, x.tokensAs(m))
-	if x.attempts == 0 {
-		b.count(x.rt, req.Now)
-	}
 	for conflicts := 0; ; conflicts++ {
 		x.rt.snapshot(d, m, &req, x.tried, x.lease, x.sequences())
 		b.fill(x.rt, d, &req)
@@ -174,6 +171,9 @@ func (x *Exchange) pickServing(b *beginning) (*catalog.Endpoint, error) {
 		x.slot.Prompt(x.reads(int64(req.PromptTokens)-cached), cached-common)
 		x.lease.Placed()
 		x.cache, x.matched = b.decided(d, &req), d.Candidates[d.Pick].Cached
+		if x.attempts == 0 {
+			b.count(x.rt, req.Now) // once, however often it has waited
+		}
 		b.went(x.rt, e)
 		if name, _, ok := adapter(m, e); ok {
 			e.Replica.UseLoRA(name)

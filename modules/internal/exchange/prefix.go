@@ -45,9 +45,10 @@ type beginning struct {
 	keys   []prefix.Key
 	held   []prefix.Held
 	shared int
-	// common is what of the prompt others are known to begin with, in bytes, and popular its name.
-	common  int
-	popular uint64
+	// common is what of the prompt others are known to begin with, in bytes, popular its name, 0 for nothing,
+	// and model a hash of the model's name.
+	common         int
+	popular, model uint64
 }
 
 var beginnings = sync.Pool{New: func() any { return new(beginning) }}
@@ -99,6 +100,7 @@ func (b *beginning) read(rt *Runtime, m *catalog.Model, p prompt) {
 	b.salt = salt(m, p)
 	b.chain.Reset(rt.Prefix.Seed())
 	b.chain.Tag(m.Name)
+	b.model = xxhash.Sum64String(m.Name)
 	if len(m.Endpoints) > 0 && m.Endpoints[0].Adapter != nil {
 		b.chain.Tag(m.Endpoints[0].Adapter.Path) // from elsewhere it is another
 	}
@@ -119,33 +121,25 @@ func (b *beginning) find(rt *Runtime, tokens []uint32) {
 		b.keys = append(b.keys, keyOf(e.Replica))
 	}
 	b.held = append(b.held[:0], make([]prefix.Held, len(b.keys))...)
-	b.shared = rt.Prefix.Match(&b.chain, b.keys, b.held)
-	b.common, b.popular = b.shared, nothing
-	depth := 0
-	for _, block := range b.chain.Blocks {
-		if depth += int(block.Bytes); depth > b.common {
-			break
-		}
-		b.popular = block.Hash
-	}
+	b.common = rt.Prefix.Match(&b.chain, b.keys, b.held)
+	b.shared = b.common
+	name, atMost := b.boundary()
+	b.popular = name
 	if len(tokens) > 0 {
 		b.exactly(rt, tokens)
-		b.shared = b.sharedAtMost()
+		b.shared = atMost
 	}
 }
-
-// nothing is the name of what prompts have in common that have nothing in common.
-const nothing = 1
 
 // count notes the request in what prompts have in common.
 func (b *beginning) count(rt *Runtime, now time.Time) {
 	if b.known {
-		rt.Prefix.Popular.Note(xxhash.Sum64String(b.of.Name), b.popular, now)
+		rt.Prefix.Popular.Note(b.model, b.popular, now)
 	}
 }
 
 // spread says whether what the prompt shares with others is on too few of the replicas: on a smaller part of
-// them than that of the requests that begin like this.
+// them than that of the requests that begin like this, by half a replica.
 func (b *beginning) spread(rt *Runtime, d *pipeline.Decision, req *schedule.Request) {
 	req.Spread = false
 	holders, all := 0.0, 0.0
@@ -159,24 +153,25 @@ func (b *beginning) spread(rt *Runtime, d *pipeline.Decision, req *schedule.Requ
 		}
 	}
 	if b.common > 0 && holders > 0 && holders < all {
-		share := rt.Prefix.Popular.Share(xxhash.Sum64String(b.of.Name), b.popular, req.Now)
+		share := rt.Prefix.Popular.Share(b.model, b.popular, req.Now)
 		req.Spread = share*all >= holders+all/float64(2*len(d.Candidates))
 	}
 }
 
-// sharedAtMost returns how many bytes of the prompt others may begin with: where they part is known to
-// a block, and what events say is not to pass for the prompt's own for less than that.
-func (b *beginning) sharedAtMost() int {
-	if b.shared == 0 {
-		return 0
+// boundary returns where the prompt parts from others: the name of what is before that, 0 if nothing is, and
+// how many bytes others may begin with at most: where they part is known to a block, and what events say is not
+// to pass for the prompt's own for less than that.
+func (b *beginning) boundary() (name uint64, atMost int) {
+	if b.common == 0 {
+		return 0, 0
 	}
-	depth := 0
 	for _, block := range b.chain.Blocks {
-		if depth += int(block.Bytes); depth > b.shared {
-			return depth
+		if atMost += int(block.Bytes); atMost > b.common {
+			return name, atMost
 		}
+		name = block.Hash
 	}
-	return b.chain.Bytes
+	return name, b.chain.Bytes
 }
 
 // matched returns the share of the prompt that the replica of that index is taken to hold.

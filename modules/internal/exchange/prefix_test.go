@@ -250,8 +250,9 @@ func TestSharedAtMost(t *testing.T) {
 	b.chain.Reset(1)
 	b.chain.Add([]byte(strings.Repeat("x", 3*64+10)))
 	for shared, want := range map[int]int{0: 0, 64: 128, 128: 192, 192: 202} {
-		if b.shared = shared; b.sharedAtMost() != want {
-			t.Errorf("%d bytes are shared: at most %d, want %d", shared, b.sharedAtMost(), want)
+		b.common = shared
+		if _, got := b.boundary(); got != want {
+			t.Errorf("%d bytes are shared: at most %d, want %d", shared, got, want)
 		}
 	}
 }

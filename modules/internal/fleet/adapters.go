@@ -114,25 +114,14 @@ func (r *Replica) Lists(name string) bool {
 	return slices.ContainsFunc(r.listed(), func(a Adapter) bool { return a.Name == name })
 }
 
-// Served returns what to ask the engine for to be served what it lists by that name.
-func (r *Replica) Served(name string) string {
+// Listed returns the adapter that the engine lists by that name, or serves if it is asked for that.
+func (r *Replica) Listed(name string) (a Adapter, ok bool) {
 	for _, a := range r.listed() {
-		if a.Name == name && a.Served != "" {
-			return a.Served
+		if a.Name == name || a.Served == name {
+			return a, true
 		}
 	}
-	return name
-}
-
-// ServedAdapter returns the name of the adapter that the engine serves if it is asked for this, if it
-// lists one.
-func (r *Replica) ServedAdapter(served string) (name string, ok bool) {
-	for _, a := range r.listed() {
-		if a.Name == served || a.Served == served {
-			return a.Name, true
-		}
-	}
-	return "", false
+	return a, false
 }
 
 // HasAdapter reports whether the engine lists the adapter, from the path that it is to have it from.

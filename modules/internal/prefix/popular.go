@@ -17,10 +17,12 @@ const halfLife = 10 * time.Second
 // unit is one in a cell's count, so that halves are not lost.
 const unit = 256
 
-// Note counts a prompt of that model with that beginning, both as hashes.
+// Note counts a prompt of that model with that beginning, both as hashes; a beginning of 0 is none.
 func (p *Popular) Note(model, beginning uint64, now time.Time) {
 	p.add(model, now)
-	p.add(model^beginning, now)
+	if beginning != 0 {
+		p.add(model^beginning, now)
+	}
 }
 
 // Share returns which share of the model's prompts have that beginning at least, as far as so few can tell:

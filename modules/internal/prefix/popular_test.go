@@ -52,6 +52,10 @@ func TestPopular(t *testing.T) {
 	if got := p.Share(model, 1, now.Add(1000*time.Hour)); got != 0 {
 		t.Errorf("long ago: %v", got)
 	}
+	const third = 0xd6e8feb86659fd93
+	if p.Note(third, 0, now); p.count(third, now) != 1 {
+		t.Errorf("a prompt that begins like no other counts %v times", p.count(third, now))
+	}
 	var all sync.WaitGroup
 	for range 8 {
 		all.Go(func() {
