@@ -172,7 +172,7 @@ func routeOne(ctx context.Context, binary string, p policy, addresses []string, 
 	var all children
 	defer all.end(cancel)
 	for _, a := range addresses {
-		if err := reset(ctx, "http://"+a+"/sim/reset"); err != nil {
+		if err := forget(ctx, "http://"+a); err != nil {
 			return o, err
 		}
 	}
@@ -223,17 +223,29 @@ func followed(ctx context.Context, admin string, replicas int) error {
 	return fmt.Errorf("the events of %d replicas of %d are followed", live, replicas)
 }
 
-// reset makes an engine forget what it has cached.
-func reset(ctx context.Context, url string) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, nil)
+// forget makes an engine forget what it has cached, and say so: the event of that goes out with the first step
+// after it.
+func forget(ctx context.Context, engine string) error {
+	c := client(1)
+	defer c.CloseIdleConnections()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, engine+"/sim/reset", nil)
 	if err != nil {
 		return err
 	}
-	res, err := http.DefaultClient.Do(req)
+	res, err := c.Do(req)
 	if err != nil {
 		return err
 	}
-	return res.Body.Close()
+	_ = res.Body.Close()
+	if res, err = post(ctx, c, engine, `{"model":"m","messages":[{"role":"user","content":"x"}],"max_tokens":1}`); err != nil {
+		return err
+	}
+	defer res.Body.Close()
+	if res.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s", engine, res.Status)
+	}
+	_, err = io.Copy(io.Discard, res.Body)
+	return err
 }
 
 // play sends the turns of the conversations, each after the answer of the one before: at these times, or,

@@ -6,9 +6,12 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
 	"net/url"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/llmgw/llmgw/agent/engine/sim"
@@ -183,6 +186,59 @@ func TestKVEventsAfterReset(t *testing.T) {
 	}
 	if _, cached, _, decision := g.cachedOf(t, talk(3, 2)); cached != 0 || decision != "cache_miss_min_load" {
 		t.Errorf("%d tokens were cached: %s", cached, decision)
+	}
+}
+
+// TestKVEventsHotPrefix: requests that begin alike do not wait for their tokens, one by one: what they share is
+// known by two of them. A conversation among them stays where it is, all the same.
+func TestKVEventsHotPrefix(t *testing.T) {
+	var asked atomic.Int64
+	var addresses []string
+	for range 2 {
+		s := simulate(t, "127.0.0.1:0", 4096, "tcp://127.0.0.1:0", "tcp://127.0.0.1:0")
+		pass := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: s.address})
+		front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/tokenize" {
+				asked.Add(1)
+			}
+			pass.ServeHTTP(w, r)
+		}))
+		t.Cleanup(front.Close)
+		addresses = append(addresses, front.Listener.Addr().String())
+	}
+	g := start(t, "\t\tmodel m {\n\t\t\tendpoint "+strings.Join(addresses, " ")+"\n\t\t}"+eventsOn, "\tllm")
+	g.live(t, 2)
+	body := func(talk, turn int) string {
+		messages := []map[string]string{{"role": "system", "content": strings.Repeat("You are of help. ", 500)}}
+		for i := range turn {
+			if i > 0 {
+				messages = append(messages, map[string]string{"role": "assistant", "content": "well"})
+			}
+			messages = append(messages, map[string]string{"role": "user", "content": strings.Repeat(fmt.Sprint(100+talk, " "), 150/(1+9*i))})
+		}
+		text, err := json.Marshal(map[string]any{"model": "m", "max_tokens": 4, "messages": messages})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	const talks = 40
+	home, used := make([]string, talks), make(map[string]int)
+	for i := range talks {
+		home[i], _, _, _ = g.cachedOf(t, body(i, 1))
+		used[home[i]]++
+	}
+	if len(used) != 2 {
+		t.Errorf("all are at one replica: %v", used)
+	}
+	for i := range talks {
+		at, cached, tokens, decision := g.cachedOf(t, body(i, 2))
+		if at != home[i] || decision != "cache_hit" || 20*cached < 19*tokens {
+			t.Errorf("conversation %d goes from %s to %s, %s, where %d of %d tokens are cached", i, home[i], at, decision, cached, tokens)
+		}
+	}
+	if n := asked.Load(); n > talks/4 {
+		t.Errorf("for %d requests tokens were asked for %d times", 2*talks, n)
 	}
 }
 

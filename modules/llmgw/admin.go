@@ -167,9 +167,11 @@ type Explanation struct {
 	Spilled    bool     `json:"spilled"`
 	Pick       string   `json:"pick"`
 	// Cache says what became of the wish to go where the prompt's beginning is held, Shared is
-	// the share of the prompt up to which others are like it.
+	// the share of the prompt up to which others are like it, and Spread is true if that is to be on more
+	// replicas, since so many prompts begin with it.
 	Cache      string    `json:"cache_decision"`
 	Shared     float64   `json:"shared"`
+	Spread     bool      `json:"spread"`
 	Candidates []Verdict `json:"candidates"`
 	Admission  Admitted  `json:"admission"`
 }
@@ -198,7 +200,8 @@ type Score struct {
 func explanation(model string, e pipeline.Explanation) Explanation {
 	out := Explanation{
 		Model: model, Profile: e.Profile, Picker: e.Picker, Pool: e.Pool,
-		Saturation: e.Saturation, Spilled: e.Spilled, Pick: e.Pick, Cache: string(e.Cache), Shared: e.Shared, Candidates: []Verdict{},
+		Saturation: e.Saturation, Spilled: e.Spilled, Pick: e.Pick, Cache: string(e.Cache), Shared: e.Shared, Spread: e.Spread,
+		Candidates: []Verdict{},
 	}
 	for _, v := range e.Candidates {
 		verdict := Verdict{Replica: v.Replica, Pool: v.Pool, Rejected: v.Rejected, Cached: number(v.Cached), Held: v.Held, Total: v.Total}

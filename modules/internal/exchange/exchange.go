@@ -11,6 +11,7 @@ import (
 	"github.com/llmgw/llmgw/modules/internal/admit"
 	"github.com/llmgw/llmgw/modules/internal/catalog"
 	"github.com/llmgw/llmgw/modules/internal/fleet"
+	"github.com/llmgw/llmgw/modules/internal/kvevents"
 	"github.com/llmgw/llmgw/modules/internal/openai"
 	"github.com/llmgw/llmgw/modules/internal/tenant"
 	"github.com/llmgw/llmgw/modules/schedule"
@@ -68,7 +69,7 @@ type Exchange struct {
 
 	// tokens are those of the prompt, or of most of it, for the model tokensOf; tokenized says
 	// that they were asked for.
-	tokens    []uint32
+	tokens    kvevents.Tokens
 	tokensOf  *catalog.Model
 	tokenized bool
 

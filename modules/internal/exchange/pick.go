@@ -340,14 +340,14 @@ func (rt *Runtime) Explain(ctx context.Context, m *catalog.Model, q *Question) p
 	defer b.free()
 	// Of a key that no header names a tenant for, the tenant is the key's name.
 	b.read(rt, m, prompt{&q.Fields, q.Body, q.Tenant, q.Tenant})
-	tokens, _ := rt.promptTokens(ctx, b) // without any it goes by its text
+	tokens, _ := rt.promptTokens(ctx, b, true) // without any it goes by its text
 	b.find(rt, tokens)
 	req := rt.request(m, m.Upcoming(), cmp.Or(q.Session, q.Fields.User), q.Fields.PromptBytes, OutputTokens(&q.Fields))
 	rt.snapshot(d, m, &req, nil, nil, q.Fields.Sequences(q.Fields.Prompts(true)))
 	b.fill(rt, d, &req)
 	d.Decide(p, &req)
 	e := d.Explain(p)
-	e.Cache, e.Shared = b.decided(d, &req), req.Shared
+	e.Cache, e.Shared, e.Spread = b.decided(d, &req), req.Shared, req.Spread
 	return e
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/llmgw/llmgw/modules/internal/catalog"
 	"github.com/llmgw/llmgw/modules/internal/fleet"
+	"github.com/llmgw/llmgw/modules/internal/kvevents"
 	"github.com/llmgw/llmgw/modules/internal/openai"
 	"github.com/llmgw/llmgw/modules/internal/pipeline"
 	"github.com/llmgw/llmgw/modules/internal/prefix"
@@ -45,10 +46,12 @@ type beginning struct {
 	keys   []prefix.Key
 	held   []prefix.Held
 	shared int
-	// common is what of the prompt others are known to begin with, in bytes, popular its name, 0 for nothing,
-	// and model a hash of the model's name.
-	common         int
-	popular, model uint64
+	// common is what of the prompt others are known to begin with, in bytes, popular as many whole blocks of
+	// it as there are, atMost what it may be.
+	common  int
+	popular kvevents.Beginning
+	atMost  int
+	model   uint64 // a hash of its name
 }
 
 var beginnings = sync.Pool{New: func() any { return new(beginning) }}
@@ -109,10 +112,8 @@ func (b *beginning) read(rt *Runtime, m *catalog.Model, p prompt) {
 	b.known = b.chain.Bytes > 0
 }
 
-// find looks for who holds the beginning of the prompt that was read, of which these are the tokens, if
-// anybody knows.
-func (b *beginning) find(rt *Runtime, tokens []uint32) {
-	b.exact = nil
+// look looks for where the text that was read was sent, if anybody knows.
+func (b *beginning) look(rt *Runtime) {
 	if !b.known {
 		return
 	}
@@ -122,19 +123,25 @@ func (b *beginning) find(rt *Runtime, tokens []uint32) {
 	}
 	b.held = append(b.held[:0], make([]prefix.Held, len(b.keys))...)
 	b.common = rt.Prefix.Match(&b.chain, b.keys, b.held)
+	b.boundary()
+}
+
+// find looks for who holds the beginning of the prompt that was read, of which these are the tokens, if
+// anybody knows.
+func (b *beginning) find(rt *Runtime, tokens kvevents.Tokens) {
+	b.exact = nil
+	b.look(rt)
 	b.shared = b.common
-	name, atMost := b.boundary()
-	b.popular = name
-	if len(tokens) > 0 {
+	if b.known && len(tokens.List) > 0 {
 		b.exactly(rt, tokens)
-		b.shared = atMost
+		b.shared = b.atMost
 	}
 }
 
 // count notes the request in what prompts have in common.
 func (b *beginning) count(rt *Runtime, now time.Time) {
 	if b.known {
-		rt.Prefix.Popular.Note(b.model, b.popular, now)
+		rt.Prefix.Popular.Note(b.model, b.popular.Block, now)
 	}
 }
 
@@ -153,25 +160,26 @@ func (b *beginning) spread(rt *Runtime, d *pipeline.Decision, req *schedule.Requ
 		}
 	}
 	if b.common > 0 && holders > 0 && holders < all {
-		share := rt.Prefix.Popular.Share(b.model, b.popular, req.Now)
+		share := rt.Prefix.Popular.Share(b.model, b.popular.Block, req.Now)
 		req.Spread = share*all >= holders+all/float64(2*len(d.Candidates))
 	}
 }
 
-// boundary returns where the prompt parts from others: the name of what is before that, 0 if nothing is, and
+// boundary finds where the prompt parts from others: the last block before that, none if there is none, and
 // how many bytes others may begin with at most: where they part is known to a block, and what events say is not
 // to pass for the prompt's own for less than that.
-func (b *beginning) boundary() (name uint64, atMost int) {
+func (b *beginning) boundary() {
+	b.popular, b.atMost = kvevents.Beginning{}, 0
 	if b.common == 0 {
-		return 0, 0
+		return
 	}
 	for _, block := range b.chain.Blocks {
-		if atMost += int(block.Bytes); atMost > b.common {
-			return name, atMost
+		if b.atMost += int(block.Bytes); b.atMost > b.common {
+			return
 		}
-		name = block.Hash
+		b.popular = kvevents.Beginning{Block: block.Hash, Bytes: b.atMost}
 	}
-	return name, b.chain.Bytes
+	b.atMost = b.chain.Bytes
 }
 
 // matched returns the share of the prompt that the replica of that index is taken to hold.
@@ -179,8 +187,11 @@ func (b *beginning) matched(i int) float64 {
 	if b.exact != nil && b.exact[i] >= 0 {
 		return b.exact[i]
 	}
-	return float64(b.held[i].Matched) / float64(b.chain.Bytes)
+	return b.sent(i)
 }
+
+// sent returns the share of the prompt that was sent to the replica of that index, and that it may still hold.
+func (b *beginning) sent(i int) float64 { return float64(b.held[i].Matched) / float64(b.chain.Bytes) }
 
 // decided says what became of the wish: what is known by text alone where events are to say is stale.
 func (b *beginning) decided(d *pipeline.Decision, req *schedule.Request) schedule.CacheDecision {

@@ -251,8 +251,8 @@ func TestSharedAtMost(t *testing.T) {
 	b.chain.Add([]byte(strings.Repeat("x", 3*64+10)))
 	for shared, want := range map[int]int{0: 0, 64: 128, 128: 192, 192: 202} {
 		b.common = shared
-		if _, got := b.boundary(); got != want {
-			t.Errorf("%d bytes are shared: at most %d, want %d", shared, got, want)
+		if b.boundary(); b.atMost != want || b.popular.Bytes != shared {
+			t.Errorf("%d bytes are shared: at least %d, at most %d, want %d", shared, b.popular.Bytes, b.atMost, want)
 		}
 	}
 }

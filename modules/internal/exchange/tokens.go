@@ -34,9 +34,9 @@ func (x *Exchange) tokenize(ctx context.Context, b *beginning) {
 	x.mu.Lock()
 	b.read(x.rt, m, x.prompt())
 	x.mu.Unlock()
-	tokens, err := x.rt.promptTokens(ctx, b)
+	tokens, err := x.rt.promptTokens(ctx, b, false)
 	switch {
-	case err == nil && tokens != nil:
+	case err == nil && len(tokens.List) > 0:
 		x.tokens, x.tokensOf = tokens, m
 	case err != nil && x.rt.NoTokens != nil:
 		x.rt.NoTokens(x, err)
@@ -44,31 +44,32 @@ func (x *Exchange) tokenize(ctx context.Context, b *beginning) {
 }
 
 // tokensAs returns the tokens of the prompt as a model has them, none if they are not known.
-func (x *Exchange) tokensAs(m *catalog.Model) []uint32 {
+func (x *Exchange) tokensAs(m *catalog.Model) kvevents.Tokens {
 	if x.tokensOf != m {
-		return nil
+		return kvevents.Tokens{}
 	}
 	return x.tokens
 }
 
-// promptTokens returns the tokens of a prompt, or most of them, none if the model's replicas are not
-// known by their events.
-func (rt *Runtime) promptTokens(ctx context.Context, b *beginning) ([]uint32, error) {
+// promptTokens returns the tokens of a prompt, or most of them unless all are wanted, none if the model's
+// replicas are not known by their events.
+func (rt *Runtime) promptTokens(ctx context.Context, b *beginning, all bool) (kvevents.Tokens, error) {
 	m, p := b.of, b.prompt
 	if !b.known || !m.Prefix.Events || rt.Tokens == nil {
-		return nil, nil
+		return kvevents.Tokens{}, nil
 	}
 	at := rt.tokenizer(m)
 	if at == nil {
-		return nil, nil
+		return kvevents.Tokens{}, nil
 	}
-	text := kvevents.Text{Bytes: b.chain.Bytes, End: promptEnd, Hash: func(n int) uint64 { return hashTo(p, n) }}
+	b.look(rt)
+	text := kvevents.Text{Bytes: b.chain.Bytes, End: promptEnd, Common: b.popular, Hash: func(n int) uint64 { return hashTo(p, n) }}
 	for _, block := range b.chain.Blocks {
 		text.Blocks = append(text.Blocks, block.Hash)
 	}
 	ctx, cancel := context.WithTimeout(ctx, m.Prefix.TokenBudget)
 	defer cancel()
-	return rt.Tokens.Tokens(ctx, text, func(ctx context.Context) (*http.Response, error) {
+	return rt.Tokens.Tokens(ctx, text, all, func(ctx context.Context) (*http.Response, error) {
 		return rt.askTokens(ctx, m, at, p)
 	})
 }
@@ -122,18 +123,18 @@ func (rt *Runtime) askTokens(ctx context.Context, m *catalog.Model, e *catalog.E
 }
 
 // exactly looks for what events say that replicas hold of the prompt, which has these tokens.
-func (b *beginning) exactly(rt *Runtime, tokens []uint32) {
+func (b *beginning) exactly(rt *Runtime, tokens kvevents.Tokens) {
 	m := b.of
-	replicas := make([]*fleet.Replica, len(m.Endpoints))
+	replicas, sent := make([]*fleet.Replica, len(m.Endpoints)), make([]float64, len(m.Endpoints))
 	b.exact = make([]float64, len(m.Endpoints))
 	lora := ""
 	for i, e := range m.Endpoints {
-		replicas[i] = e.Replica
+		replicas[i], sent[i] = e.Replica, b.sent(i)
 		if name, _, ok := adapter(m, e); ok && lora == "" {
 			lora = name
 		}
 	}
-	rt.KV.Match(&kvevents.Prompt{Tokens: tokens, LoRA: lora, Salt: b.salt}, replicas, b.exact)
+	rt.KV.Match(&kvevents.Prompt{Tokens: tokens, LoRA: lora, Salt: b.salt, Sent: sent}, replicas, b.exact)
 	for i, r := range replicas {
 		if lora != "" && r.Replaced(lora) { // whose blocks these are the events do not say
 			b.exact[i] = -1

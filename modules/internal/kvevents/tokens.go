@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 )
@@ -36,8 +37,23 @@ type Text struct {
 	Blocks []uint64
 	// Bytes is how long it is, of which the last End are not in a prompt that goes on.
 	Bytes, End int
+	// Common is what others begin with, too, if anything.
+	Common Beginning
 	// Hash returns a hash of its first n bytes.
 	Hash func(n int) uint64
+}
+
+// Beginning is the beginning of a prompt: its last block, and how many bytes it has.
+type Beginning struct {
+	Block uint64
+	Bytes int
+}
+
+// Tokens are those of a prompt, or of most of what it begins with.
+type Tokens struct {
+	List []uint32
+	// Share is how much of the prompt they are, from 0 to 1, which is all of it.
+	Share float64
 }
 
 // ErrLate says that tokens were not to be had in time.
@@ -55,11 +71,10 @@ type Tokenizer struct {
 	size  int
 }
 
-// known is what is known of a prompt.
+// known is what is known of a prompt, or of what several begin with.
 type known struct {
-	block  uint64 // its last one
-	bytes  int
-	hash   uint64 // of so many bytes
+	Beginning
+	hash   uint64 // of its bytes
 	tokens []uint32
 }
 
@@ -71,29 +86,37 @@ func NewTokenizer(memory int64) *Tokenizer {
 	}
 }
 
-// Tokens returns the tokens of a prompt, or of most of what it begins with. What is not known it asks
-// for with ask, and waits until ctx ends, which fails with [ErrLate]; ask goes on for a moment, for
-// the next time. ask gets a context of its own.
-func (t *Tokenizer) Tokens(ctx context.Context, text Text, ask func(context.Context) (*http.Response, error)) ([]uint32, error) {
+// Tokens returns the tokens of a prompt, or, unless all are wanted, of most of what it begins with. What
+// is not known it asks for with ask, and waits until ctx ends, which fails with [ErrLate]; ask goes on for
+// a moment, for the next time. ask gets a context of its own.
+func (t *Tokenizer) Tokens(ctx context.Context, text Text, all bool, ask func(context.Context) (*http.Response, error)) (Tokens, error) {
 	if text.Bytes > maxTokenized || len(text.Blocks) == 0 {
-		return nil, fmt.Errorf("%w: the prompt has %d bytes", ErrLate, text.Bytes)
+		return Tokens{}, fmt.Errorf("%w: the prompt has %d bytes", ErrLate, text.Bytes)
 	}
-	tokens, share := t.find(text)
-	if share >= fresh {
-		return tokens, nil
+	found := t.find(text)
+	satisfies, suffices := fresh, enough
+	if all {
+		satisfies, suffices = 1, 1
+	}
+	if found.Share >= satisfies {
+		return found, nil
 	}
 	select {
 	case t.asking <- struct{}{}:
 	default:
-		if share >= enough {
-			return tokens, nil
+		if found.Share >= suffices {
+			return found, nil
 		}
-		return nil, fmt.Errorf("%w: %d are asked for already", ErrLate, maxAsking)
+		return Tokens{}, fmt.Errorf("%w: %d are asked for already", ErrLate, maxAsking)
 	}
 	done := make(chan error, 1)
 	var got []uint32
 	bytes := text.Bytes - text.End
-	entry := known{block: text.Blocks[len(text.Blocks)-1], bytes: bytes, hash: text.Hash(bytes)}
+	entry := known{Beginning: Beginning{text.Blocks[len(text.Blocks)-1], bytes}, hash: text.Hash(bytes)}
+	common := known{Beginning: text.Common}
+	if common.Bytes > 0 {
+		common.hash = text.Hash(common.Bytes)
+	}
 	background, cancel := context.WithTimeout(context.WithoutCancel(ctx), inBackground)
 	go func() {
 		defer cancel()
@@ -101,23 +124,23 @@ func (t *Tokenizer) Tokens(ctx context.Context, text Text, ask func(context.Cont
 		var err error
 		if got, err = fetch(background, ask); err == nil {
 			entry.tokens = got
-			t.keep(entry)
+			t.keep(entry, common)
 		}
 		done <- err
 	}()
-	if share >= enough {
-		return tokens, nil
+	if found.Share >= suffices {
+		return found, nil
 	}
 	select {
 	case err := <-done:
-		return got, err
+		return Tokens{got, 1}, err
 	case <-ctx.Done():
-		return nil, ErrLate
+		return Tokens{}, ErrLate
 	}
 }
 
-// find returns the tokens of the longest beginning that is known, and what share of the prompt that is.
-func (t *Tokenizer) find(text Text) (tokens []uint32, share float64) {
+// find returns the tokens of the longest beginning that is known.
+func (t *Tokenizer) find(text Text) Tokens {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for i := len(text.Blocks) - 1; i >= 0; i-- {
@@ -126,34 +149,66 @@ func (t *Tokenizer) find(text Text) (tokens []uint32, share float64) {
 			continue
 		}
 		k := e.Value.(*known)
-		if k.bytes > text.Bytes || text.Hash(k.bytes) != k.hash {
+		if k.Bytes > text.Bytes || text.Hash(k.Bytes) != k.hash {
 			continue // they part behind the last block
 		}
 		t.order.MoveToFront(e)
-		return k.tokens, float64(k.bytes+text.End) / float64(text.Bytes)
+		return Tokens{k.tokens, float64(k.Bytes+text.End) / float64(text.Bytes)}
 	}
-	return nil, 0
+	return Tokens{}
 }
 
 // entryBytes is about what an entry takes beside its tokens.
 const entryBytes = 256
 
-func (t *Tokenizer) keep(k known) {
+// keep remembers the tokens of a prompt, and of what it and others begin with, if it has that in common
+// with others.
+func (t *Tokenizer) keep(k, common known) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if e := t.known[k.block]; e != nil {
-		t.drop(e)
+	if common.Bytes == 0 || !t.learn(k, common) {
+		t.put(k)
 	}
-	t.known[k.block] = t.order.PushFront(&k)
-	t.size += 4*len(k.tokens) + entryBytes
 	for t.size > t.limit && t.order.Len() > 0 {
 		t.drop(t.order.Back())
 	}
 }
 
+// learn finds the tokens of what a prompt has in common with others: those that it shares with the first one
+// that parted there, which is kept for that. It returns whether that takes the prompt's own place, since they
+// part behind its last block.
+func (t *Tokenizer) learn(k, common known) bool {
+	same := common.Block == k.Block
+	e := t.known[common.Block]
+	if e == nil {
+		k.Block = common.Block
+		t.put(k)
+		return same
+	}
+	first := e.Value.(*known).tokens
+	n := 0
+	for n < min(len(first), len(k.tokens)) && first[n] == k.tokens[n] {
+		n++
+	}
+	if float64(n) < enough*float64(len(k.tokens))*float64(common.Bytes)/float64(k.Bytes) {
+		return false // their tokens part before their text does
+	}
+	common.tokens = slices.Clone(first[:n])
+	t.put(common)
+	return same
+}
+
+func (t *Tokenizer) put(k known) {
+	if e := t.known[k.Block]; e != nil {
+		t.drop(e)
+	}
+	t.known[k.Block] = t.order.PushFront(&k)
+	t.size += 4*len(k.tokens) + entryBytes
+}
+
 func (t *Tokenizer) drop(e *list.Element) {
 	k := t.order.Remove(e).(*known)
-	delete(t.known, k.block)
+	delete(t.known, k.Block)
 	t.size -= 4*len(k.tokens) + entryBytes
 }
 

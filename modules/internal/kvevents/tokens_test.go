@@ -60,11 +60,11 @@ func TestTokens(t *testing.T) {
 	var asked atomic.Int64
 	ask := func(s string) []uint32 {
 		t.Helper()
-		got, err := tk.Tokens(t.Context(), textOf(s), answering(s, 0, &asked))
+		got, err := tk.Tokens(t.Context(), textOf(s), false, answering(s, 0, &asked))
 		if err != nil {
 			t.Fatal(err)
 		}
-		return got
+		return got.List
 	}
 	talk := strings.Repeat("hello you there. ", 20)
 	for range 2 {
@@ -77,8 +77,7 @@ func TestTokens(t *testing.T) {
 		t.Errorf("of one that goes on %d tokens are known", len(got))
 	}
 	eventually(t, "the rest is asked for", func() bool {
-		got, _ := tk.find(textOf(next + "]"))
-		return len(got) == len(next)+1
+		return len(tk.find(textOf(next+"]")).List) == len(next)+1
 	})
 	other := talk[:len(talk)-5] + strings.Repeat("something else. ", 3)
 	if got := ask(other + "]"); !slices.Equal(got, tokensOf(other+"]")) {
@@ -93,26 +92,25 @@ func TestTokensInTime(t *testing.T) {
 	s := strings.Repeat("hello you there. ", 20) + "]"
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
-	if _, err := tk.Tokens(ctx, textOf(s), answering(s, 20*time.Millisecond, &asked)); !errors.Is(err, ErrLate) {
+	if _, err := tk.Tokens(ctx, textOf(s), false, answering(s, 20*time.Millisecond, &asked)); !errors.Is(err, ErrLate) {
 		t.Errorf("%v", err)
 	}
 	eventually(t, "they are there", func() bool {
-		_, share := tk.find(textOf(s))
-		return share == 1
+		return tk.find(textOf(s)).Share == 1
 	})
-	if got, err := tk.Tokens(t.Context(), textOf(s), answering(s, time.Hour, &asked)); err != nil || len(got) != len(s) || asked.Load() != 1 {
-		t.Errorf("%d tokens: %v", len(got), err)
+	if got, err := tk.Tokens(t.Context(), textOf(s), false, answering(s, time.Hour, &asked)); err != nil || len(got.List) != len(s) || asked.Load() != 1 {
+		t.Errorf("%d tokens: %v", len(got.List), err)
 	}
 	long := textOf("x")
 	long.Bytes = maxTokenized + 1
-	if _, err := tk.Tokens(t.Context(), long, nil); !errors.Is(err, ErrLate) {
+	if _, err := tk.Tokens(t.Context(), long, false, nil); !errors.Is(err, ErrLate) {
 		t.Errorf("too long: %v", err)
 	}
 	// Engines that hang are asked no more than a few times.
 	for i := range 2 * maxAsking {
 		s := strings.Repeat(fmt.Sprint(i), 100)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-		_, err := tk.Tokens(ctx, textOf(s), answering(s, time.Hour, &asked))
+		_, err := tk.Tokens(ctx, textOf(s), false, answering(s, time.Hour, &asked))
 		cancel()
 		if !errors.Is(err, ErrLate) {
 			t.Errorf("%v", err)
@@ -129,11 +127,70 @@ func TestTokensMemory(t *testing.T) {
 	var asked atomic.Int64
 	for i := range 100 {
 		s := strings.Repeat(fmt.Sprintf("%03d ", i), 50) + "]"
-		if _, err := tk.Tokens(t.Context(), textOf(s), answering(s, 0, &asked)); err != nil {
+		if _, err := tk.Tokens(t.Context(), textOf(s), false, answering(s, 0, &asked)); err != nil {
 			t.Fatal(err)
 		}
-		if _, share := tk.find(textOf(s)); share != 1 || tk.size > 10_000 || tk.order.Len() != len(tk.known) {
+		if share := tk.find(textOf(s)).Share; share != 1 || tk.size > 10_000 || tk.order.Len() != len(tk.known) {
 			t.Fatalf("after %d: share %v, %d bytes, %d of %d", i, share, tk.size, tk.order.Len(), len(tk.known))
+		}
+	}
+}
+
+// commonTo is a prompt that has its first blocks in common with others.
+func commonTo(s string, blocks int) Text {
+	t := textOf(s)
+	t.Common = Beginning{t.Blocks[blocks-1], 16 * blocks}
+	return t
+}
+
+// TestTokensOfBeginnings: what two prompts begin with is known of all that begin with it, and of none that do
+// not, and whoever wants all tokens waits for them.
+func TestTokensOfBeginnings(t *testing.T) {
+	system := strings.Repeat("You are of help. ", 16) // 17 blocks of 16
+	for _, own := range []int{25, 3} {                // which are a block of their own, or less than one
+		tk := NewTokenizer(1 << 20)
+		var asked atomic.Int64
+		ask := func(i int, all bool) (Tokens, string) {
+			t.Helper()
+			s := system + strings.Repeat(string(rune('a'+i)), own) + "]"
+			got, err := tk.Tokens(t.Context(), commonTo(s, 17), all, answering(s, 0, &asked))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return got, s
+		}
+		for i := range 2 { // one alone does not tell
+			if got, s := ask(i, false); got.Share != 1 || !slices.Equal(got.List, tokensOf(s)) || asked.Load() != int64(i+1) {
+				t.Fatalf("%d own, number %d: %d tokens of %d, asked %d times", own, i, len(got.List), len(s), asked.Load())
+			}
+		}
+		for i := range 5 {
+			got, s := ask(2+i, false)
+			if want := float64(len(system)+1) / float64(len(s)); !slices.Equal(got.List, tokensOf(system)) || got.Share != want {
+				t.Errorf("%d own: of another one %d tokens are known, a share of %v; want %d, %v", own, len(got.List), got.Share, len(system), want)
+			}
+		}
+		before := asked.Load()
+		if got, s := ask(9, true); got.Share != 1 || len(got.List) != len(s) || asked.Load() != before+1 {
+			t.Errorf("%d own: all are wanted: %d tokens of %d", own, len(got.List), len(s))
+		}
+		if got := tk.find(commonTo(system[:200]+strings.Repeat("x", 100)+"]", 12)); len(got.List) > 0 {
+			t.Errorf("%d own: one that parts before has %d tokens", own, len(got.List))
+		}
+	}
+}
+
+// TestTokensPartBeforeText: where what the engine makes of two prompts parts long before their text does, nothing
+// is taken for what they have in common.
+func TestTokensPartBeforeText(t *testing.T) {
+	tk := NewTokenizer(1 << 20)
+	var asked atomic.Int64
+	system := strings.Repeat("You are of help. ", 16)
+	for i := range 4 {
+		s := system + strings.Repeat(string(rune('a'+i)), 40) + "]"
+		answer := strings.Repeat(string(rune('a'+i)), 300)
+		if got, err := tk.Tokens(t.Context(), commonTo(s, 17), false, answering(answer, 0, &asked)); err != nil || got.Share != 1 || asked.Load() != int64(i+1) {
+			t.Errorf("number %d: %v of it is known, %v; asked %d times", i, got.Share, err, asked.Load())
 		}
 	}
 }

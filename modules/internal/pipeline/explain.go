@@ -16,9 +16,10 @@ type Explanation struct {
 	// Pick is the ID of the chosen replica; "" if none was eligible.
 	Pick string
 	// Cache says what became of the wish to go where the prompt's beginning is held, and Shared
-	// up to which share of it other prompts are like it.
+	// up to which share of it other prompts are like it. Spread is true if that is to be on more replicas.
 	Cache  schedule.CacheDecision
 	Shared float64
+	Spread bool
 	// Candidates are all replicas of the model, in config order.
 	Candidates []Verdict
 }
