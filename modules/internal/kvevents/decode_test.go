@@ -94,7 +94,7 @@ func TestRecordedKeys(t *testing.T) {
 					}
 					credits := make([]float64, 1)
 					x.Match(Keys(nil, e.Tokens, e.BlockSize, lora, salt), []*View{v}, credits)
-					if want := float64(len(e.Hashes)); v.blocks[e.Hashes[0]] != nil && credits[0] != want {
+					if want := float64(len(e.Hashes)); v.blocks[e.Hashes[0]].credit() > 0 && credits[0] != want {
 						t.Errorf("%s: lora %q, salt %q: %v of %v blocks are found", name, lora, salt, credits[0], want)
 					}
 					x.Match(Keys(nil, e.Tokens, e.BlockSize, lora, "another"), []*View{v}, credits)

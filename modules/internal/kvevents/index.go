@@ -13,31 +13,16 @@ import (
 // Index knows for many caches which blocks each has, by the gateway's own keys. Safe for concurrent
 // use.
 type Index struct {
-	shards [shards]shard
-	pairs  atomic.Int64 // of a block and a cache that has it
-	views  atomic.Int64
-	limit  int64 // of pairs; see NewIndex
+	table table
+	pairs atomic.Int64 // of a block and a cache that has it
+	views atomic.Int64
+	limit int64 // of pairs; see NewIndex
 
-	mu   sync.Mutex
-	ids  int   // how many views there were at once
+	ids  int   // how many views there were at once; needs table's mutex, as do these
 	free []int // ids of views that are dropped
 }
 
-const shards = 64
-
-// shard is the part of the blocks whose keys end alike.
-type shard struct {
-	mu      sync.RWMutex
-	holders map[uint64][]holder
-}
-
-// holder is a cache that has a block, and the best medium that it has it in.
-type holder struct {
-	view   *View
-	credit uint8 // percent
-}
-
-// pairBytes is about what a pair takes: an entry in a shard, and one in a view.
+// pairBytes is about what a pair takes: an entry in the table, and one in a view.
 const pairBytes = 128
 
 // What blocks are worth that are not on the GPU, in percent of one that is: copying them costs time.
@@ -50,21 +35,15 @@ const (
 // NewIndex returns an index that takes about so many bytes at most: half of it is for whoever comes, and
 // where that is full each cache may have its equal share of as much, so that none takes it from others.
 func NewIndex(memory int64) *Index {
-	x := &Index{limit: max(1, memory/pairBytes/2)}
-	for i := range x.shards {
-		x.shards[i].holders = make(map[uint64][]holder)
-	}
-	return x
+	return &Index{limit: max(1, memory/pairBytes/2), table: newTable()}
 }
-
-func (x *Index) shard(key uint64) *shard { return &x.shards[key%shards] }
 
 // View is what one cache has: that of one data-parallel rank of one engine. One goroutine applies
 // events to it.
 type View struct {
 	index  *Index
 	id     int
-	blocks map[uint64]*block // by the engine's hash
+	blocks map[uint64]block // by the engine's hash
 
 	// Orphans is how many blocks were stored whose parent is not known: they are of a time
 	// before the first event, and cannot be found.
@@ -76,15 +55,16 @@ type View struct {
 // removed twice then.
 type block struct {
 	key    uint64
+	entry  int32     // in the index's table
 	places [3]uint16 // by medium: GPU, CPU, others
 }
 
 // NewView returns a view without any block.
 func (x *Index) NewView() *View {
-	x.mu.Lock()
-	defer x.mu.Unlock()
+	x.table.mu.Lock()
+	defer x.table.mu.Unlock()
 	x.views.Add(1)
-	v := &View{index: x, id: x.ids, blocks: make(map[uint64]*block)}
+	v := &View{index: x, id: x.ids, blocks: make(map[uint64]block)}
 	if n := len(x.free); n > 0 {
 		v.id, x.free = x.free[n-1], x.free[:n-1]
 	} else {
@@ -99,11 +79,17 @@ var ErrTooMany = errors.New("the engine claims more KV blocks than there is memo
 
 // Apply changes the view by an event.
 func (v *View) Apply(e *Event) error {
+	t := &v.index.table
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	switch e.Type {
 	case Cleared:
 		v.clear()
 	case Removed:
-		for _, h := range e.Hashes {
+		for i, h := range e.Hashes {
+			if i%atOnce == atOnce-1 {
+				t.yield()
+			}
 			v.remove(h, place(e.Medium))
 		}
 	case Stored:
@@ -122,7 +108,7 @@ func place(medium []byte) int {
 	return 2
 }
 
-func (b *block) credit() uint8 {
+func (b block) credit() uint8 {
 	for i, c := range [...]uint8{creditGPU, creditCPU, creditOther} {
 		if b.places[i] > 0 {
 			return c
@@ -131,86 +117,109 @@ func (b *block) credit() uint8 {
 	return 0
 }
 
+// atOnce is how many blocks are changed at once while requests wait for the lock.
+const atOnce = 128
+
 func (v *View) store(e *Event) error {
-	parent := uint64(0)
+	var parent block
 	if e.HasParent {
-		p := v.blocks[e.Parent]
-		if p == nil {
+		p, ok := v.blocks[e.Parent]
+		if !ok {
 			v.Orphans += int64(len(e.Hashes))
 			return nil
 		}
-		parent = p.key
+		parent = p
 	}
-	at := place(e.Medium)
+	t := &v.index.table
 	for i, h := range e.Hashes {
+		if i%atOnce == atOnce-1 {
+			t.yield()
+		}
 		extra := uint64(0)
 		if len(e.Extra) > 0 {
 			extra = e.Extra[i]
 		}
-		parent = keyOf(parent, extra, e.Tokens[i*e.BlockSize:(i+1)*e.BlockSize])
-		b := v.blocks[h]
-		if b != nil && b.key != parent { // the engine uses the name anew, and we have missed that the old one went
+		key := keyOf(parent.key, extra, e.Tokens[i*e.BlockSize:(i+1)*e.BlockSize])
+		b, ok := v.blocks[h]
+		if ok && b.key != key { // the engine uses the name anew, and we have missed that the old one went
 			v.forget(h, b)
-			b = nil
+			ok = false
 		}
-		if b == nil {
+		if !ok {
 			if v.index.pairs.Add(1) > v.index.limit && int64(len(v.blocks)) >= v.index.limit/v.index.views.Load() {
 				v.index.pairs.Add(-1)
 				v.clear()
 				return ErrTooMany
 			}
-			b = &block{key: parent}
-			v.blocks[h] = b
+			b = block{key: key, entry: t.entry(key)}
 		}
 		before := b.credit()
-		if b.places[at] < math.MaxUint16 {
+		if at := place(e.Medium); b.places[at] < math.MaxUint16 {
 			b.places[at]++
 		}
+		v.blocks[h] = b
 		if c := b.credit(); c != before {
-			v.show(b.key, c)
+			v.show(b, c)
 		}
+		t.follows(parent, b)
+		parent = b
 	}
 	return nil
 }
 
 func (v *View) remove(h uint64, at int) {
-	b := v.blocks[h]
-	if b == nil || b.places[at] == 0 { // from before the first event
+	b, ok := v.blocks[h]
+	if !ok || b.places[at] == 0 { // from before the first event
 		return
 	}
 	before := b.credit()
 	b.places[at]--
-	switch c := b.credit(); {
-	case c == 0:
+	c := b.credit()
+	if c == 0 {
 		v.forget(h, b)
-	case c != before:
-		v.show(b.key, c)
+		return
+	}
+	v.blocks[h] = b
+	if c != before {
+		v.show(b, c)
 	}
 }
 
-// forget drops a block.
-func (v *View) forget(h uint64, b *block) {
+// forget drops a block. It needs the table's mutex, as do clear and show.
+func (v *View) forget(h uint64, b block) {
 	delete(v.blocks, h)
-	v.show(b.key, 0)
+	v.show(b, 0)
 	v.index.pairs.Add(-1)
 }
 
 // clear drops all blocks.
 func (v *View) clear() {
+	n := 0
 	for h, b := range v.blocks {
+		if n++; n%atOnce == 0 {
+			v.index.table.yield()
+		}
 		v.forget(h, b)
 	}
+}
+
+// show makes a block one that this cache is known to have, worth so much, or with 0 not any more.
+// Two of the engine's blocks may have one key (its hashes may depend on more than events say): the
+// last one that changes counts.
+func (v *View) show(b block, credit uint8) {
+	v.index.table.set(b, holder{id: int32(v.id), credit: credit})
 }
 
 // Drop ends the view: nothing is matched with it any more, and what it has is given back. It may be
 // called again.
 func (v *View) Drop() {
+	t := &v.index.table
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	if !v.dropped {
 		v.dropped = true
 		v.clear() // first: its id must not be found any more
 		v.index.views.Add(-1)
-		v.index.mu.Lock()
-		defer v.index.mu.Unlock()
 		v.index.free = append(v.index.free, v.id)
 	}
 }
@@ -218,53 +227,24 @@ func (v *View) Drop() {
 // Blocks returns how many it has.
 func (v *View) Blocks() int { return len(v.blocks) }
 
-// show makes a block one that this cache is known to have, worth so much, or with 0 not any more.
-// Two of the engine's blocks may have one key (its hashes may depend on more than events say): the
-// last one that changes counts.
-func (v *View) show(key uint64, credit uint8) {
-	s := v.index.shard(key)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	all := s.holders[key]
-	for i := range all {
-		if all[i].view != v {
-			continue
-		}
-		if credit > 0 {
-			all[i].credit = credit
-			return
-		}
-		all[i] = all[len(all)-1]
-		all[len(all)-1] = holder{}
-		if all = all[:len(all)-1]; len(all) == 0 {
-			delete(s.holders, key)
-		} else {
-			s.holders[key] = all
-		}
-		return
-	}
-	if credit > 0 {
-		s.holders[key] = append(all, holder{v, credit})
-	}
-}
-
 // keyOf is the key of a block.
 func keyOf(parent, extra uint64, tokens []uint32) uint64 {
-	var d xxhash.Digest
-	d.Reset()
-	var b [256]byte
+	var b [16 + 4*64]byte
 	binary.LittleEndian.PutUint64(b[:], parent)
 	binary.LittleEndian.PutUint64(b[8:], extra)
-	n := 16
-	for _, t := range tokens {
-		if n == len(b) {
-			_, _ = d.Write(b[:])
-			n = 0
+	if len(tokens) <= 64 { // as blocks are
+		for i, t := range tokens {
+			binary.LittleEndian.PutUint32(b[16+4*i:], t)
 		}
-		binary.LittleEndian.PutUint32(b[n:], t)
-		n += 4
+		return xxhash.Sum64(b[:16+4*len(tokens)])
 	}
-	_, _ = d.Write(b[:n])
+	var d xxhash.Digest
+	d.Reset()
+	_, _ = d.Write(b[:16])
+	for _, t := range tokens {
+		binary.LittleEndian.PutUint32(b[:], t)
+		_, _ = d.Write(b[:4])
+	}
 	return d.Sum64()
 }
 
@@ -297,9 +277,10 @@ func Keys(keys []uint64, tokens []uint32, blockSize int, lora, salt string) []ui
 
 // scratch is what a look needs.
 type scratch struct {
-	at  []int // by id of a view: 1 + where it stands in the question
-	has []uint8
-	out []bool
+	at     []int // by id of a view: 1 + where it stands in the question
+	seen   []int // by place in the question: the last block, from 1, that it has
+	credit []uint8
+	left   []int // places of those that have had all blocks so far
 }
 
 var scratches = sync.Pool{New: func() any { return new(scratch) }}
@@ -310,43 +291,43 @@ func (x *Index) Match(keys []uint64, views []*View, credits []float64) {
 	clear(credits)
 	c := scratches.Get().(*scratch)
 	defer scratches.Put(c)
-	x.mu.Lock()
-	ids := x.ids
-	x.mu.Unlock()
-	c.at = append(c.at[:0], make([]int, ids)...)
-	c.has, c.out = append(c.has[:0], make([]uint8, len(views))...), append(c.out[:0], make([]bool, len(views))...)
-	left := 0
+	x.table.mu.RLock()
+	defer x.table.mu.RUnlock()
+	c.at = append(c.at[:0], make([]int, x.ids)...)
+	c.seen, c.credit, c.left = append(c.seen[:0], make([]int, len(views))...), append(c.credit[:0], make([]uint8, len(views))...), c.left[:0]
 	for i, v := range views {
-		if c.out[i] = v == nil; v != nil {
+		if v != nil && !v.dropped { // another may have its id by now
 			c.at[v.id] = i + 1
-			left++
+			c.left = append(c.left, i)
 		}
 	}
-	for _, key := range keys {
-		if left == 0 {
+	entry := int32(0)
+	for n, key := range keys {
+		if entry = x.table.after(entry, key); entry == 0 {
 			return
 		}
-		clear(c.has)
-		s := x.shard(key)
-		s.mu.RLock()
-		for _, h := range s.holders[key] {
-			if h.view.id < ids {
-				if i := c.at[h.view.id]; i > 0 && views[i-1] == h.view { // another may have its id by now
-					c.has[i-1] = h.credit
-				}
+		e := x.table.get(entry)
+		c.note(e.first, n+1)
+		for _, h := range e.more {
+			c.note(h, n+1)
+		}
+		left := c.left[:0]
+		for _, i := range c.left {
+			if c.seen[i] == n+1 {
+				credits[i] += float64(c.credit[i]) / 100
+				left = append(left, i)
 			}
 		}
-		s.mu.RUnlock()
-		for i, credit := range c.has {
-			switch {
-			case c.out[i]:
-			case credit == 0:
-				c.out[i] = true
-				left--
-			default:
-				credits[i] += float64(credit) / 100
-			}
+		if c.left = left; len(left) == 0 {
+			return
 		}
+	}
+}
+
+// note notes that a cache has the block of that number.
+func (c *scratch) note(h holder, n int) {
+	if i := c.at[h.id]; i > 0 {
+		c.seen[i-1], c.credit[i-1] = n, h.credit
 	}
 }
 

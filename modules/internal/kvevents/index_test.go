@@ -167,10 +167,12 @@ func TestIndexLeak(t *testing.T) {
 	if n := x.Size(); n != 0 || kept.Blocks() != 0 {
 		t.Errorf("%d pairs and %d blocks are left of none", n, kept.Blocks())
 	}
-	for i := range x.shards {
-		if n := len(x.shards[i].holders); n != 0 {
-			t.Errorf("shard %d keeps %d keys", i, n)
-		}
+	free := 0
+	for n := x.table.free; n > 0; n = x.table.get(n).next {
+		free++
+	}
+	if n := len(x.table.at); n != 0 || free != int(x.table.used)-1 {
+		t.Errorf("%d keys are kept, and of %d entries %d are free", n, x.table.used-1, free)
 	}
 }
 
