@@ -74,6 +74,7 @@ type Tokenizer struct {
 // known is what is known of a prompt, or of what several begin with.
 type known struct {
 	Beginning
+	end    int    // how much more the prompt had
 	hash   uint64 // of its bytes
 	tokens []uint32
 }
@@ -112,7 +113,7 @@ func (t *Tokenizer) Tokens(ctx context.Context, text Text, all bool, ask func(co
 	done := make(chan error, 1)
 	var got []uint32
 	bytes := text.Bytes - text.End
-	entry := known{Beginning: Beginning{text.Blocks[len(text.Blocks)-1], bytes}, hash: text.Hash(bytes)}
+	entry := known{Beginning: Beginning{text.Blocks[len(text.Blocks)-1], bytes}, end: text.End, hash: text.Hash(bytes)}
 	common := known{Beginning: text.Common}
 	if common.Bytes > 0 {
 		common.hash = text.Hash(common.Bytes)
@@ -153,7 +154,7 @@ func (t *Tokenizer) find(text Text) Tokens {
 			continue // they part behind the last block
 		}
 		t.order.MoveToFront(e)
-		return Tokens{k.tokens, float64(k.Bytes+text.End) / float64(text.Bytes)}
+		return Tokens{k.tokens, min(1, float64(k.Bytes+k.end)/float64(text.Bytes))}
 	}
 	return Tokens{}
 }

@@ -166,7 +166,7 @@ func TestTokensOfBeginnings(t *testing.T) {
 		}
 		for i := range 5 {
 			got, s := ask(2+i, false)
-			if want := float64(len(system)+1) / float64(len(s)); !slices.Equal(got.List, tokensOf(system)) || got.Share != want {
+			if want := float64(len(system)) / float64(len(s)); !slices.Equal(got.List, tokensOf(system)) || got.Share != want {
 				t.Errorf("%d own: of another one %d tokens are known, a share of %v; want %d, %v", own, len(got.List), got.Share, len(system), want)
 			}
 		}
