@@ -106,7 +106,8 @@ func (r *Replica) Load(now time.Time, slots int) Load {
 			l.Proven = schedule.Gauge(r.proven.Load())
 		}
 		if s.Running.Known() && (s.queues() || slots == 0 && waiting > 0) {
-			l.limit = schedule.Gauge(running)
+			// What waited for the next step alone runs now, and the page is a second old.
+			l.limit = r.runs(s)
 			if s.KVUsage <= kvFull {
 				// What waits has its turn when others' prompts have been read: it can run what it has run.
 				l.limit = max(l.limit, schedule.Gauge(r.ran.Load()))

@@ -195,3 +195,36 @@ func TestR07_TokensOfAPageThatLags(t *testing.T) {
 		}
 	}
 }
+
+// TestWhatWaitedForAStepRuns: requests that waited when the page was written, and whose answers have begun since, are
+// no queue: the engine runs them beside the others, until the next page at least.
+func TestWhatWaitedForAStepRuns(t *testing.T) {
+	c := newClock()
+	r := hold(t, c)
+	var all []Slot
+	for range 6 {
+		s, _ := r.Take(-1, 1)
+		all = append(all, s)
+	}
+	for i := range 4 {
+		all[i].Alive()
+	}
+	check := func(when string, queued, free float64) {
+		t.Helper()
+		if l := r.Load(c.now(), 16); l.Queued != queued || float64(l.Free) != free {
+			t.Errorf("%s: %v queued, %v free", when, l.Queued, l.Free)
+		}
+	}
+	r.SetStats(&Stats{At: c.now(), Waiting: 2, Running: 4, KVUsage: 0.1})
+	check("two wait", 2, 0)
+	for i := range 2 {
+		all[4+i].Alive()
+	}
+	check("six answer", 0, 0)
+	for i := range all {
+		all[i].Release()
+	}
+	check("none is left of six that answered", 0, 6)
+	r.SetStats(&Stats{At: c.now(), Waiting: 3, Running: 5, KVUsage: 0.95})
+	check("others' wait for memory", 3, 0)
+}

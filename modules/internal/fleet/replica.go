@@ -47,6 +47,7 @@ type Replica struct {
 	// that it was seen to run at once, answering how many have had an answer begin.
 	batch, proven, answering atomic.Int64
 	ran                      atomic.Int64 // the most that it said it ran
+	peak                     atomic.Int64 // the most that answering was since the last scrape
 	draining                 atomic.Bool
 	epoch                    atomic.Uint64
 	loras                    loras
@@ -107,8 +108,8 @@ type Stats struct {
 	Frozen bool
 
 	// own and ownTokens are the sequences and tokens that the gateway had on the
-	// replica at At.
-	own, ownTokens int64
+	// replica at At, answering how many of its requests had had an answer begin.
+	own, ownTokens, answering int64
 }
 
 // maxBatch bounds the batch capacity that an engine can claim.
@@ -127,7 +128,7 @@ const kvFull = 0.9
 // has lost what it knew since the scrape before, though nobody saw it down.
 func (r *Replica) SetStats(s *Stats) (reset bool) {
 	if last := r.Stats(); s.Failed != "" {
-		s.own, s.ownTokens, s.Frozen = last.own, last.ownTokens, last.Frozen
+		s.own, s.ownTokens, s.answering, s.Frozen = last.own, last.ownTokens, last.answering, last.Frozen
 		r.stats.Store(s)
 		return false
 	}
@@ -137,13 +138,15 @@ func (r *Replica) SetStats(s *Stats) (reset bool) {
 	}
 	reset = s.Prompted < last.Prompted
 	s.own, s.ownTokens = r.inflight.Load()+r.extra.Load(), r.pending.Load()
+	s.answering = r.answering.Load()
 	s.Frozen = r.page.frozen(s)
+	r.peak.Store(s.answering)
 	r.stats.Store(s)
 	if !s.Running.Known() || s.Frozen {
 		return reset
 	}
 	running := int64(min(float64(s.Running), maxBatch))
-	r.prove(running)
+	raise(&r.proven, running)
 	r.ran.Store(max(r.ran.Load(), running))
 	switch seen := r.batch.Load(); {
 	case seen == 0 && running > 0 && s.full():
@@ -167,11 +170,24 @@ func (s *Stats) queued() schedule.Gauge { return max(0, s.Waiting-schedule.Gauge
 // memory.
 func (s *Stats) full() bool { return s.queues() && !(s.KVUsage > kvFull) }
 
-// prove notes that the engine runs so many requests at once.
-func (r *Replica) prove(running int64) {
+// begun notes that the answer to one more request has begun.
+func (r *Replica) begun() {
+	n := r.answering.Add(1)
+	raise(&r.proven, n)
+	raise(&r.peak, n)
+}
+
+// runs returns the most that the engine is known to have run at once since it said s: what it said, and
+// those more whose answers have begun.
+func (r *Replica) runs(s *Stats) schedule.Gauge {
+	return s.Running + schedule.Gauge(max(0, r.peak.Load()-s.answering))
+}
+
+// raise makes a number at least as high as another.
+func raise(n *atomic.Int64, to int64) {
 	for {
-		seen := r.proven.Load()
-		if running <= seen || r.proven.CompareAndSwap(seen, running) {
+		seen := n.Load()
+		if to <= seen || n.CompareAndSwap(seen, to) {
 			return
 		}
 	}

@@ -98,7 +98,7 @@ func (s *Slot) Alive() {
 	if !s.begun {
 		s.begun = true
 		s.Prompt(0, s.reuse)
-		s.replica.prove(s.replica.answering.Add(1))
+		s.replica.begun()
 	}
 	s.replica.Progressed(s.replica.now())
 	s.replica.Breaker.Alive(s.probe)
