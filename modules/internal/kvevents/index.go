@@ -79,6 +79,9 @@ var ErrTooMany = errors.New("the engine claims more KV blocks than there is memo
 
 // Apply changes the view by an event.
 func (v *View) Apply(e *Event) error {
+	if e.Type == Stored {
+		return v.store(e)
+	}
 	t := &v.index.table
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -92,8 +95,6 @@ func (v *View) Apply(e *Event) error {
 			}
 			v.remove(h, place(e.Medium))
 		}
-	case Stored:
-		return v.store(e)
 	}
 	return nil
 }
@@ -121,50 +122,70 @@ func (b block) credit() uint8 {
 const atOnce = 128
 
 func (v *View) store(e *Event) error {
-	var parent block
-	if e.HasParent {
-		p, ok := v.blocks[e.Parent]
-		if !ok {
-			v.Orphans += int64(len(e.Hashes))
-			return nil
-		}
-		parent = p
-	}
 	t := &v.index.table
-	for i, h := range e.Hashes {
-		if i%atOnce == atOnce-1 {
-			t.yield()
-		}
-		extra := uint64(0)
-		if len(e.Extra) > 0 {
-			extra = e.Extra[i]
-		}
-		key := keyOf(parent.key, extra, e.Tokens[i*e.BlockSize:(i+1)*e.BlockSize])
-		b, ok := v.blocks[h]
-		if ok && b.key != key { // the engine uses the name anew, and we have missed that the old one went
-			v.forget(h, b)
-			ok = false
-		}
-		if !ok {
-			if v.index.pairs.Add(1) > v.index.limit && int64(len(v.blocks)) >= v.index.limit/v.index.views.Load() {
-				v.index.pairs.Add(-1)
-				v.clear()
-				return ErrTooMany
+	t.mu.Lock()
+	parent, ok := v.blocks[e.Parent]
+	t.mu.Unlock()
+	if !e.HasParent {
+		parent = block{}
+	} else if !ok {
+		v.Orphans += int64(len(e.Hashes))
+		return nil
+	}
+	at := place(e.Medium)
+	var keys [atOnce]uint64
+	for first := 0; first < len(e.Hashes); first += atOnce {
+		hashes := e.Hashes[first:min(first+atOnce, len(e.Hashes))]
+		key := parent.key
+		for i := range hashes { // without the lock
+			n, extra := first+i, uint64(0)
+			if len(e.Extra) > 0 {
+				extra = e.Extra[n]
 			}
-			b = block{key: key, entry: t.entry(key)}
+			key = keyOf(key, extra, e.Tokens[n*e.BlockSize:(n+1)*e.BlockSize])
+			keys[i] = key
 		}
-		before := b.credit()
-		if at := place(e.Medium); b.places[at] < math.MaxUint16 {
-			b.places[at]++
+		t.mu.Lock()
+		var err error
+		for i, h := range hashes {
+			if parent, err = v.add(h, keys[i], at, parent); err != nil {
+				break
+			}
 		}
-		v.blocks[h] = b
-		if c := b.credit(); c != before {
-			v.show(b, c)
+		t.mu.Unlock()
+		if err != nil {
+			return err
 		}
-		t.follows(parent, b)
-		parent = b
 	}
 	return nil
+}
+
+// add notes that the cache has a block, at a place, which comes after another one. It needs the table's mutex.
+func (v *View) add(h, key uint64, at int, parent block) (b block, err error) {
+	t := &v.index.table
+	b, ok := v.blocks[h]
+	if ok && b.key != key { // the engine uses the name anew, and we have missed that the old one went
+		v.forget(h, b)
+		ok = false
+	}
+	if !ok {
+		if v.index.pairs.Add(1) > v.index.limit && int64(len(v.blocks)) >= v.index.limit/v.index.views.Load() {
+			v.index.pairs.Add(-1)
+			v.clear()
+			return b, ErrTooMany
+		}
+		b = block{key: key, entry: t.entry(key)}
+	}
+	before := b.credit()
+	if b.places[at] < math.MaxUint16 {
+		b.places[at]++
+	}
+	v.blocks[h] = b
+	if c := b.credit(); c != before {
+		v.show(b, c)
+	}
+	t.follows(parent, b)
+	return b, nil
 }
 
 func (v *View) remove(h uint64, at int) {
@@ -232,7 +253,7 @@ func keyOf(parent, extra uint64, tokens []uint32) uint64 {
 	var b [16 + 4*64]byte
 	binary.LittleEndian.PutUint64(b[:], parent)
 	binary.LittleEndian.PutUint64(b[8:], extra)
-	if len(tokens) <= 64 { // as blocks are
+	if len(tokens) <= 64 { // as most blocks are
 		for i, t := range tokens {
 			binary.LittleEndian.PutUint32(b[16+4*i:], t)
 		}
@@ -241,9 +262,13 @@ func keyOf(parent, extra uint64, tokens []uint32) uint64 {
 	var d xxhash.Digest
 	d.Reset()
 	_, _ = d.Write(b[:16])
-	for _, t := range tokens {
-		binary.LittleEndian.PutUint32(b[:], t)
-		_, _ = d.Write(b[:4])
+	for len(tokens) > 0 {
+		n := min(64, len(tokens))
+		for i, t := range tokens[:n] {
+			binary.LittleEndian.PutUint32(b[4*i:], t)
+		}
+		_, _ = d.Write(b[:4*n])
+		tokens = tokens[n:]
 	}
 	return d.Sum64()
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"sync"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -173,6 +174,54 @@ func TestIndexLeak(t *testing.T) {
 	}
 	if n := len(x.table.at); n != 0 || free != int(x.table.used)-1 {
 		t.Errorf("%d keys are kept, and of %d entries %d are free", n, x.table.used-1, free)
+	}
+}
+
+// TestIndexLooksWhileItChanges: prompts are looked for while engines store, drop and go, and what is found is what a
+// cache had at some moment: what comes before a block is there, too.
+func TestIndexLooksWhileItChanges(t *testing.T) {
+	const blocks = 1000 // which take several turns of the lock
+	x := NewIndex(1 << 24)
+	prompt := &Event{Type: Stored, BlockSize: 1}
+	for i := range blocks {
+		prompt.Tokens, prompt.Hashes = append(prompt.Tokens, uint32(i)), append(prompt.Hashes, uint64(i))
+	}
+	keys := Keys(nil, prompt.Tokens, 1, "", "")
+	apply := func(v *View, events ...*Event) {
+		for _, e := range events {
+			if err := v.Apply(e); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	kept := x.NewView()
+	apply(kept, prompt)
+	ended := make(chan struct{})
+	var all sync.WaitGroup
+	for range 2 {
+		all.Go(func() {
+			for range 20 {
+				v := x.NewView()
+				apply(v, prompt, &Event{Type: Removed, Hashes: prompt.Hashes[blocks/2:]}, &Event{Type: Cleared}, prompt)
+				v.Drop()
+			}
+		})
+	}
+	go func() { all.Wait(); close(ended) }()
+	credits := make([]float64, 1)
+	for looks := 0; ; looks++ {
+		x.Match(keys, []*View{kept}, credits)
+		if credits[0] != blocks {
+			t.Fatalf("%v blocks of %d", credits[0], blocks)
+		}
+		select {
+		case <-ended:
+			if looks == 0 {
+				t.Error("nothing was looked for")
+			}
+			return
+		default:
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package kvevents
 
 import (
+	"math"
 	"slices"
 
 	"github.com/llmgw/llmgw/modules/internal/fleet"
@@ -41,6 +42,8 @@ func (m *Manager) Match(p *Prompt, replicas []*fleet.Replica, shares []float64) 
 			weights = append(weights, weight)
 			if size > 0 {
 				whole[i] += weight * float64(len(list)/size)
+			} else {
+				whole[i] = math.Inf(1) // it has never had a block
 			}
 		}
 		if !known {

@@ -28,6 +28,9 @@ const (
 	enough = 0.7
 	// fresh is the share from which on the rest is not asked for.
 	fresh = 0.9
+	// renewEach is how old tokens may be that nobody asks for anew: what an engine makes of a text can change
+	// with the day, in templates that say which it is, or with its next start.
+	renewEach = 5 * time.Minute
 )
 
 // Text is a prompt as the tokenizer's memory sees it.
@@ -64,6 +67,7 @@ var ErrLate = errors.New("the tokens were not to be had in time")
 type Tokenizer struct {
 	limit  int // bytes
 	asking chan struct{}
+	now    func() time.Time
 
 	mu    sync.Mutex
 	known map[uint64]*list.Element // by the last block
@@ -76,45 +80,49 @@ type known struct {
 	Beginning
 	end    int    // how much more the prompt had
 	hash   uint64 // of its bytes
+	asked  time.Time
 	tokens []uint32
 }
 
 // NewTokenizer returns one that remembers about so many bytes of tokens.
 func NewTokenizer(memory int64) *Tokenizer {
 	return &Tokenizer{
-		limit: int(memory), asking: make(chan struct{}, maxAsking),
+		limit: int(memory), asking: make(chan struct{}, maxAsking), now: time.Now,
 		known: make(map[uint64]*list.Element), order: list.New(),
 	}
 }
 
 // Tokens returns the tokens of a prompt, or, unless all are wanted, of most of what it begins with. What
-// is not known it asks for with ask, and waits until ctx ends, which fails with [ErrLate]; ask goes on for
-// a moment, for the next time. ask gets a context of its own.
+// is not known it asks for with ask, and waits until ctx ends, which fails with [ErrLate], unless most are
+// known; ask goes on for a moment, for the next time. ask gets a context of its own.
 func (t *Tokenizer) Tokens(ctx context.Context, text Text, all bool, ask func(context.Context) (*http.Response, error)) (Tokens, error) {
 	if text.Bytes > maxTokenized || len(text.Blocks) == 0 {
 		return Tokens{}, fmt.Errorf("%w: the prompt has %d bytes", ErrLate, text.Bytes)
 	}
-	found := t.find(text)
+	found, old := t.find(text)
 	satisfies, suffices := fresh, enough
 	if all {
 		satisfies, suffices = 1, 1
 	}
-	if found.Share >= satisfies {
+	if found.Share >= satisfies && !old {
 		return found, nil
+	}
+	most := func(err error) (Tokens, error) {
+		if found.Share >= enough {
+			return found, nil
+		}
+		return Tokens{}, err
 	}
 	select {
 	case t.asking <- struct{}{}:
 	default:
-		if found.Share >= suffices {
-			return found, nil
-		}
-		return Tokens{}, fmt.Errorf("%w: %d are asked for already", ErrLate, maxAsking)
+		return most(fmt.Errorf("%w: %d are asked for already", ErrLate, maxAsking))
 	}
 	done := make(chan error, 1)
 	var got []uint32
 	bytes := text.Bytes - text.End
-	entry := known{Beginning: Beginning{text.Blocks[len(text.Blocks)-1], bytes}, end: text.End, hash: text.Hash(bytes)}
-	common := known{Beginning: text.Common}
+	entry := known{Beginning: Beginning{text.Blocks[len(text.Blocks)-1], bytes}, end: text.End, hash: text.Hash(bytes), asked: t.now()}
+	common := known{Beginning: text.Common, asked: entry.asked}
 	if common.Bytes > 0 {
 		common.hash = text.Hash(common.Bytes)
 	}
@@ -125,7 +133,7 @@ func (t *Tokenizer) Tokens(ctx context.Context, text Text, all bool, ask func(co
 		var err error
 		if got, err = fetch(background, ask); err == nil {
 			entry.tokens = got
-			t.keep(entry, common)
+			t.keep(entry, common, text.Hash)
 		}
 		done <- err
 	}()
@@ -134,14 +142,17 @@ func (t *Tokenizer) Tokens(ctx context.Context, text Text, all bool, ask func(co
 	}
 	select {
 	case err := <-done:
-		return Tokens{got, 1}, err
+		if err != nil {
+			return most(err)
+		}
+		return Tokens{got, 1}, nil
 	case <-ctx.Done():
-		return Tokens{}, ErrLate
+		return most(ErrLate)
 	}
 }
 
-// find returns the tokens of the longest beginning that is known.
-func (t *Tokenizer) find(text Text) Tokens {
+// find returns the tokens of the longest beginning that is known, and whether they are to be asked for anew.
+func (t *Tokenizer) find(text Text) (found Tokens, old bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for i := len(text.Blocks) - 1; i >= 0; i-- {
@@ -154,20 +165,21 @@ func (t *Tokenizer) find(text Text) Tokens {
 			continue // they part behind the last block
 		}
 		t.order.MoveToFront(e)
-		return Tokens{k.tokens, min(1, float64(k.Bytes+k.end)/float64(text.Bytes))}
+		return Tokens{k.tokens, min(1, float64(k.Bytes+k.end)/float64(text.Bytes))}, t.now().Sub(k.asked) >= renewEach
 	}
-	return Tokens{}
+	return Tokens{}, false
 }
 
 // entryBytes is about what an entry takes beside its tokens.
 const entryBytes = 256
 
 // keep remembers the tokens of a prompt, and of what it and others begin with, if it has that in common
-// with others.
-func (t *Tokenizer) keep(k, common known) {
+// with others. hash is of the prompt's first bytes.
+func (t *Tokenizer) keep(k, common known, hash func(n int) uint64) {
+	goesOn := t.goesOn(&k, &common, hash)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if common.Bytes == 0 || !t.learn(k, common) {
+	if common.Bytes == 0 || goesOn || !t.learn(k, common) {
 		t.put(k)
 	}
 	for t.size > t.limit && t.order.Len() > 0 {
@@ -175,26 +187,39 @@ func (t *Tokenizer) keep(k, common known) {
 	}
 }
 
+// goesOn reports whether a prompt is the same as, or goes on from, the one that is known where it parts from
+// others: that says nothing of what they have in common.
+func (t *Tokenizer) goesOn(k, common *known, hash func(n int) uint64) bool {
+	t.mu.Lock()
+	e := t.known[common.Block]
+	var first known
+	if e != nil {
+		first = *e.Value.(*known)
+	}
+	t.mu.Unlock() // a hash takes a while
+	return e != nil && first.Bytes > common.Bytes && first.Bytes <= k.Bytes && hash(first.Bytes) == first.hash
+}
+
 // learn finds the tokens of what a prompt has in common with others: those that it shares with the first one
 // that parted there, which is kept for that. It returns whether that takes the prompt's own place, since they
 // part behind its last block.
 func (t *Tokenizer) learn(k, common known) bool {
 	same := common.Block == k.Block
-	e := t.known[common.Block]
-	if e == nil {
+	n := 0
+	if e := t.known[common.Block]; e != nil {
+		first := e.Value.(*known).tokens
+		for n < min(len(first), len(k.tokens)) && first[n] == k.tokens[n] {
+			n++
+		}
+	}
+	if n == 0 || float64(n) < enough*float64(len(k.tokens))*float64(common.Bytes)/float64(k.Bytes) {
+		// It is the first, or their tokens part before their text does: if the engine makes another thing
+		// of that than it did, the next one will tell.
 		k.Block = common.Block
 		t.put(k)
 		return same
 	}
-	first := e.Value.(*known).tokens
-	n := 0
-	for n < min(len(first), len(k.tokens)) && first[n] == k.tokens[n] {
-		n++
-	}
-	if float64(n) < enough*float64(len(k.tokens))*float64(common.Bytes)/float64(k.Bytes) {
-		return false // their tokens part before their text does
-	}
-	common.tokens = slices.Clone(first[:n])
+	common.tokens = slices.Clone(k.tokens[:n])
 	t.put(common)
 	return same
 }
@@ -266,7 +291,7 @@ func parseTokens(body []byte) ([]uint32, error) {
 			return nil, bad
 		}
 	}
-	if i == len(body) {
+	if i == len(body) || len(tokens) == 0 {
 		return nil, bad
 	}
 	return tokens, nil

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -77,7 +78,8 @@ func TestTokens(t *testing.T) {
 		t.Errorf("of one that goes on %d tokens are known", len(got))
 	}
 	eventually(t, "the rest is asked for", func() bool {
-		return len(tk.find(textOf(next+"]")).List) == len(next)+1
+		got, _ := tk.find(textOf(next + "]"))
+		return len(got.List) == len(next)+1
 	})
 	other := talk[:len(talk)-5] + strings.Repeat("something else. ", 3)
 	if got := ask(other + "]"); !slices.Equal(got, tokensOf(other+"]")) {
@@ -96,7 +98,8 @@ func TestTokensInTime(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	eventually(t, "they are there", func() bool {
-		return tk.find(textOf(s)).Share == 1
+		got, _ := tk.find(textOf(s))
+		return got.Share == 1
 	})
 	if got, err := tk.Tokens(t.Context(), textOf(s), false, answering(s, time.Hour, &asked)); err != nil || len(got.List) != len(s) || asked.Load() != 1 {
 		t.Errorf("%d tokens: %v", len(got.List), err)
@@ -130,8 +133,8 @@ func TestTokensMemory(t *testing.T) {
 		if _, err := tk.Tokens(t.Context(), textOf(s), false, answering(s, 0, &asked)); err != nil {
 			t.Fatal(err)
 		}
-		if share := tk.find(textOf(s)).Share; share != 1 || tk.size > 10_000 || tk.order.Len() != len(tk.known) {
-			t.Fatalf("after %d: share %v, %d bytes, %d of %d", i, share, tk.size, tk.order.Len(), len(tk.known))
+		if got, _ := tk.find(textOf(s)); got.Share != 1 || tk.size > 10_000 || tk.order.Len() != len(tk.known) {
+			t.Fatalf("after %d: %d bytes, %d of %d", i, tk.size, tk.order.Len(), len(tk.known))
 		}
 	}
 }
@@ -174,7 +177,7 @@ func TestTokensOfBeginnings(t *testing.T) {
 		if got, s := ask(9, true); got.Share != 1 || len(got.List) != len(s) || asked.Load() != before+1 {
 			t.Errorf("%d own: all are wanted: %d tokens of %d", own, len(got.List), len(s))
 		}
-		if got := tk.find(commonTo(system[:200]+strings.Repeat("x", 100)+"]", 12)); len(got.List) > 0 {
+		if got, _ := tk.find(commonTo(system[:200]+strings.Repeat("x", 100)+"]", 12)); len(got.List) > 0 {
 			t.Errorf("%d own: one that parts before has %d tokens", own, len(got.List))
 		}
 	}
@@ -195,16 +198,125 @@ func TestTokensPartBeforeText(t *testing.T) {
 	}
 }
 
+// TestTokensOfOneThatGoesOn: the second turn of a conversation says nothing of what it has in common with others,
+// and neither does the same prompt again.
+func TestTokensOfOneThatGoesOn(t *testing.T) {
+	tk := NewTokenizer(1 << 20)
+	var asked atomic.Int64
+	system := strings.Repeat("You are of help. ", 16)
+	turn := func(text string) Tokens {
+		t.Helper()
+		before, s := asked.Load(), system+text+"]"
+		got, err := tk.Tokens(t.Context(), commonTo(s, 17), false, answering(s, 0, &asked))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got.Share < fresh {
+			eventually(t, "the rest is there", func() bool {
+				now, _ := tk.find(commonTo(s, 17))
+				return asked.Load() > before && now.Share == 1
+			})
+		}
+		return got
+	}
+	second := strings.Repeat("b", 60)
+	turn(second)
+	turn(second + strings.Repeat("and so on ", 20))
+	third := strings.Repeat("c", 60)
+	if got, want := turn(third), tokensOf(system+third+"]"); len(got.List) > len(want) || !slices.Equal(got.List, want[:len(got.List)]) {
+		t.Errorf("another one is taken to begin with %d tokens that are not its own", len(got.List))
+	}
+	if got := turn(strings.Repeat("d", 60)); !slices.Equal(got.List, tokensOf(system)) {
+		t.Errorf("of another one %d tokens are known, want the %d of what all begin with", len(got.List), len(system))
+	}
+}
+
+// TestTokensChange: what the engine makes of a text can change; then the old tokens are gone a while later, also where
+// nobody would have had to ask.
+func TestTokensChange(t *testing.T) {
+	tk := NewTokenizer(1 << 20)
+	now := time.Unix(1_800_000_000, 0)
+	var mu sync.Mutex
+	tk.now = func() time.Time { mu.Lock(); defer mu.Unlock(); return now }
+	var asked atomic.Int64
+	system := strings.Repeat("You are of help. ", 16)
+	day := "Monday"
+	ask := func(i int) []uint32 {
+		t.Helper()
+		s := system + strings.Repeat(string(rune('a'+i)), 20) + "]"
+		got, err := tk.Tokens(t.Context(), commonTo(s, 17), false, answering(day+s, 0, &asked))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got.List
+	}
+	is := func(day string, tokens []uint32) bool {
+		return slices.Equal(tokens[:min(len(tokens), len(day))], tokensOf(day))
+	}
+	for i := range 3 {
+		ask(i)
+	}
+	if n := asked.Load(); n != 2 {
+		t.Errorf("asked %d times for three that begin alike", n)
+	}
+	day = "Tuesday"
+	if got := ask(3); !is("Monday", got) || asked.Load() != 2 {
+		t.Errorf("asked %d times", asked.Load())
+	}
+	mu.Lock()
+	now = now.Add(renewEach)
+	mu.Unlock()
+	i := 3
+	eventually(t, "the tokens are of today", func() bool {
+		i = min(i+1, 'z'-'a')
+		return is("Tuesday", ask(i))
+	})
+	before := asked.Load()
+	eventually(t, "they are known", func() bool {
+		i = min(i+1, 'z'-'a')
+		return is("Tuesday", ask(i)) && asked.Load() == before
+	})
+	for range 10 {
+		if got := ask(i); !is("Tuesday", got) {
+			t.Fatal("they are of yesterday again")
+		}
+	}
+}
+
+// TestTokensOfMost: where all tokens are wanted, and not to be had, most of them are better than none.
+func TestTokensOfMost(t *testing.T) {
+	tk := NewTokenizer(1 << 20)
+	var asked atomic.Int64
+	s := strings.Repeat("hello you there. ", 20)
+	if _, err := tk.Tokens(t.Context(), textOf(s+"]"), true, answering(s+"]", 0, &asked)); err != nil {
+		t.Fatal(err)
+	}
+	next := s + "and so on]"
+	for name, ask := range map[string]func(context.Context) (*http.Response, error){
+		"late": answering(next, time.Hour, &asked),
+		"refused": func(context.Context) (*http.Response, error) {
+			return &http.Response{StatusCode: http.StatusServiceUnavailable, Body: http.NoBody}, nil
+		},
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		got, err := tk.Tokens(ctx, textOf(next), true, ask)
+		cancel()
+		if err != nil || len(got.List) != len(s)+1 || got.Share >= 1 {
+			t.Errorf("%s: %d tokens, %v", name, len(got.List), err)
+		}
+	}
+}
+
 func TestParseTokens(t *testing.T) {
 	for body, want := range map[string][]uint32{
 		`{"count":3,"max_model_len":9,"tokens":[1,398, 4294967295],"token_strs":null}`: {1, 398, 4294967295},
-		"{\"tokens\" :\n[ ] }": {},
+		"{\"tokens\" :\n[ 7 ] }": {7},
 	} {
 		if got, err := parseTokens([]byte(body)); err != nil || !slices.Equal(got, want) {
 			t.Errorf("%s: %v, %v", body, got, err)
 		}
 	}
-	for _, body := range []string{``, `{}`, `{"tokens":`, `{"tokens":[`, `{"tokens":[1`, `{"tokens":[1,`, `{"tokens":[1 2]}`, `{"tokens":[-1]}`, `{"tokens":[1.5]}`, `{"tokens":[4294967296]}`, `{"tokens":["a"]}`, `{"tokens":null}`} {
+	for _, body := range []string{``, `{}`, `{"tokens":[]}`, `{"tokens":`, `{"tokens":[`, `{"tokens":[1`, `{"tokens":[1,`, `{"tokens":[1 2]}`, `{"tokens":[-1]}`, `{"tokens":[1.5]}`, `{"tokens":[4294967296]}`, `{"tokens":["a"]}`, `{"tokens":null}`} {
 		if got, err := parseTokens([]byte(body)); err == nil {
 			t.Errorf("%s: %v", body, got)
 		}
